@@ -1,0 +1,3 @@
+from waitlist import create_app
+
+app = create_app()

@@ -1,0 +1,59 @@
+"""The roof: the only place that wires all of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from flask import Flask
+from flask.helpers import get_debug_flag
+
+from waitlist import cli, web
+from waitlist.errors import SettingsError, WaitlistError
+from waitlist.logs import configure_logs
+from waitlist.mail.base import Sender
+from waitlist.mail.compose import Composer
+from waitlist.mail.registry import make_sender
+from waitlist.services import Services
+from waitlist.settings import ROOT, Settings, load_settings
+from waitlist.store import Store
+from waitlist.store.migrate import upgrade_embedded
+
+# What `flask` exits with when its settings cannot be used; other faults at start are 1.
+EXIT_SETTINGS = 2
+
+
+def create_app(
+    settings: Settings | None = None, *, sender: Sender | None = None, clock: Callable[[], float] | None = None
+) -> Flask:
+    """The application. Without `settings` they come from the environment, and a fault in them ends the process with
+    a message; `sender` and `clock` (Unix seconds) replace the real ones in tests.
+    """
+    if settings is not None:
+        return _wire(settings, sender, clock)
+    try:
+        return _wire(load_settings(), sender, clock)
+    except WaitlistError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_SETTINGS if isinstance(error, SettingsError) else 1) from None
+
+
+def _wire(settings: Settings, sender: Sender | None, clock: Callable[[], float] | None) -> Flask:
+    if settings.is_production and get_debug_flag():
+        raise SettingsError(f"FLASK_DEBUG shows source code to visitors; turn it off for {settings.base_url}")
+    configure_logs()
+    store = Store(settings.store_url, clock=clock)
+    services = Services(
+        settings=settings,
+        store=store,
+        composer=Composer(settings),
+        make_sender=(lambda: sender) if sender else (lambda: make_sender(settings)),
+        clock=clock or time.time,
+    )
+    upgrade_embedded(store)
+    app = Flask("waitlist", root_path=str(ROOT), instance_path=str(ROOT / "instance"))
+    app.extensions["waitlist"] = services
+    web.init_app(app, services)
+    cli.init_app(app, services)
+    return app

@@ -1,0 +1,70 @@
+"""What a mail is and what a provider must do. A provider is one file beside this one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from email.utils import parseaddr
+from typing import Final, Protocol
+
+from waitlist.model import Outcome
+
+# Smuggled-in headers end here, whatever let them through before.
+_LINE_ENDS: Final = ("\r", "\n", "\0")
+
+
+@dataclass(frozen=True)
+class Mail:
+    """One rendered mail, ready for the wire. `headers` are ASCII and hold From, Date and Message-ID among others;
+    To and Subject come from `recipient` and `subject`. Texts have `\\n` line ends.
+    """
+
+    recipient: str
+    subject: str
+    text: str
+    html: str
+    headers: tuple[tuple[str, str], ...]
+
+    @property
+    def envelope_sender(self) -> str:
+        return parseaddr(dict(self.headers)["From"])[1]
+
+    def to_json(self) -> str:
+        """Canonical: the same mail gives the same text. The recipient stands in its own column."""
+        frozen = asdict(self) | {"headers": [list(header) for header in self.headers]}
+        del frozen["recipient"]
+        return json.dumps(frozen, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, recipient: str, message: str) -> Mail:
+        """Raises ValueError for anything that to_json() did not make."""
+        try:
+            frozen = json.loads(message)
+            headers = tuple((str(name), str(value)) for name, value in frozen["headers"])
+            mail = cls(recipient, str(frozen["subject"]), str(frozen["text"]), str(frozen["html"]), headers)
+            _ = mail.envelope_sender
+        except (KeyError, TypeError) as error:
+            raise ValueError("the frozen message is damaged") from error
+        if any(end in value for pair in (*headers, (recipient, mail.subject)) for value in pair for end in _LINE_ENDS):
+            raise ValueError("a header of the frozen message holds a line end")
+        return mail
+
+
+class Sender(Protocol):
+    """Hands mails to one provider. Not thread-safe: it may keep a connection."""
+
+    # The word for it in deliveries and metrics.
+    provider: str
+    # How long the provider remembers an idempotency key, in seconds; None: it keeps none.
+    key_window_seconds: int | None
+
+    def send(self, mail: Mail, *, key: str, deadline_seconds: float) -> Outcome:
+        """Make exactly one attempt, over within `deadline_seconds`. `key` is the delivery's id.
+
+        Returns an Outcome whatever the provider does; raises only on a bug of ours.
+        """
+
+    def check(self, *, deadline_seconds: float) -> Outcome:
+        """Whether a mail could be handed over now (folder writable, login accepted), without sending one."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,398 @@
+"""The worker: claim, begin dispatch, send, settle. No transaction is open while a mail is on its way.
+
+Acceptance is a fact, failure is a claim: an acceptance is recorded whatever became of the lease, a failure only by
+the holder of the lease token. So a worker that wakes up late can neither undo a success nor cause a second send.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeVar
+
+import structlog
+
+from waitlist import policy
+from waitlist.errors import StorageBusy
+from waitlist.mail.base import Mail, Sender
+from waitlist.model import DeliveryStatus, EventType, Outcome, OutcomeKind, OutboxStatus
+from waitlist.policy import Next
+from waitlist.services import Services
+from waitlist.settings import Settings
+from waitlist.store import Transaction, run_query, run_transaction
+from waitlist.store.deliveries import (
+    count_events_since,
+    insert_event,
+    mark_accepted,
+    mark_queued_again,
+    mark_sending,
+    mark_settled,
+    set_provider_message_id,
+    undo_sending,
+)
+from waitlist.store.outbox import (
+    OutboxRow,
+    claim_due,
+    count_in_hand,
+    end_held,
+    end_queued,
+    expire_claim,
+    lock_expired,
+    lock_row,
+    lock_stale,
+    mark_dispatching,
+    mark_row_sent,
+    next_moment,
+    release,
+    requeue,
+    undo_dispatching,
+)
+from waitlist.tokens import new_id
+from waitlist.version import __version__
+
+log = structlog.get_logger("waitlist.outbox")
+
+T = TypeVar("T")
+
+HOUR_SECONDS: Final = 3600
+# Rows recovered in one transaction: small enough not to keep a visitor waiting.
+RECOVER_BATCH: Final = 200
+# Without any news an idle worker looks again after this: for leases of others that ran out.
+IDLE_SECONDS: Final = 5.0
+# A database that is away is asked again so often.
+STORAGE_PAUSE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """A mail on the wire: the row as it stood before, and the attempt's number from 1."""
+
+    row: OutboxRow
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An attempt that has come back and is not recorded yet."""
+
+    dispatch: Dispatch
+    outcome: Outcome
+    duration_ms: int
+
+
+@dataclass
+class Counts:
+    """What a drain did, by outcome; `fault` is the systemic fault that stopped it, in words."""
+
+    outcomes: Counter[OutcomeKind] = field(default_factory=Counter)
+    fault: str | None = None
+    retry_after_seconds: int | None = None
+
+    @property
+    def attempts(self) -> int:
+        return self.outcomes.total()
+
+    def add(self, other: Counts) -> None:
+        self.outcomes += other.outcomes
+        self.fault = other.fault
+        self.retry_after_seconds = other.retry_after_seconds
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One connection to a provider and the name under which it holds leases. Lives in one thread."""
+
+    services: Services
+    sender: Sender
+    owner: str
+    batch: int
+    stop: threading.Event
+    on_mail: Callable[[Outcome], None] = lambda _outcome: None
+
+
+def follow(worker: Worker) -> None:
+    """Drain whenever there is something to do, until `worker.stop` is set. Faults pause it and end by themselves."""
+    faults = 0
+    while not worker.stop.is_set():
+        try:
+            with worker.services.store.watch() as wait_for_change:
+                while not worker.stop.is_set():
+                    counts = drain(worker)
+                    faults = faults + 1 if counts.fault else 0
+                    if counts.fault:
+                        worker.stop.wait(policy.pause_seconds(faults, counts.retry_after_seconds))
+                    else:
+                        wait_for_change(_idle_seconds(worker), worker.stop.is_set)
+        except StorageBusy as error:
+            log.warning("storage_busy", error=str(error))
+            worker.stop.wait(STORAGE_PAUSE_SECONDS)
+
+
+def drain(worker: Worker, limit: int | None = None) -> Counts:
+    """Send what is due now, at most `limit` attempts, until nothing is left, a systemic fault, or `worker.stop`."""
+    counts = Counts()
+    recover(worker.services, worker.sender)
+    while not worker.stop.is_set() and not counts.fault:
+        most = worker.batch if limit is None else min(worker.batch, limit - counts.attempts)
+        rows = claim(worker.services, worker.owner, most) if most > 0 else []
+        if not rows:
+            break
+        counts.add(send_batch(worker, rows))
+    return counts
+
+
+def send_batch(worker: Worker, rows: Sequence[OutboxRow]) -> Counts:
+    """Send claimed rows one after the other; the end of one mail and the begin of the next share a commit."""
+    counts = Counts()
+    finished: Finished | None = None
+    waiting = list(rows)
+    # Half a lease is kept for the mail that is on the wire when the batch is given back.
+    give_back_at = time.monotonic() + worker.services.settings.lease_seconds / 2
+    while waiting and not worker.stop.is_set() and not counts.fault and time.monotonic() < give_back_at:
+        dispatch = _record(worker, finished, waiting.pop(0))
+        finished = None
+        if dispatch is not None:
+            finished = _attempt(worker, dispatch)
+            _count(worker, counts, finished)
+    if finished is not None:
+        _record(worker, finished, None)
+    if waiting:
+        _persist(worker, partial(_release_all, rows=waiting))
+    return counts
+
+
+def claim(services: Services, owner: str, most: int) -> list[OutboxRow]:
+    """Lease up to `most` due rows, no more than the hourly budget leaves, in order of their due time."""
+    lease = new_id()
+
+    def body(tx: Transaction) -> list[OutboxRow]:
+        tx.lock("waitlist.claim")  # two claims at once would both spend the same budget
+        spent = count_events_since(tx, EventType.ACCEPTED, tx.now - HOUR_SECONDS) + count_in_hand(tx)
+        allowed = min(most, services.settings.mail_budget_per_hour - spent)
+        if allowed <= 0:
+            return []
+        return claim_due(
+            tx,
+            lease=lease,
+            owner=owner,
+            until=tx.now + services.settings.lease_seconds,
+            most=allowed,
+            horizon=tx.now + policy.LONGEST_BACKOFF_SECONDS + policy.CLOCK_TOLERANCE_SECONDS,
+            margin=policy.LINK_MARGIN_SECONDS,
+            fraction=policy.LINK_MARGIN_FRACTION,
+        )
+
+    return run_transaction(services.store, body)
+
+
+def recover(services: Services, sender: Sender) -> int:
+    """Bring back rows whose worker died, and end those whose link is long dead; returns how many."""
+    total = 0
+    while True:
+        count = run_transaction(services.store, partial(_recover, settings=services.settings, sender=sender))
+        total += count
+        if count < RECOVER_BATCH:
+            return total
+
+
+def begin_dispatch(tx: Transaction, settings: Settings, provider: str, claimed: OutboxRow) -> Dispatch | None:
+    """Put a claimed row on the wire; None if it is not ours any more or must not be sent."""
+    row = lock_row(tx, claimed.id)
+    if row is None or row.lease_token != claimed.lease_token:
+        return None
+    if not row.subscriber_is_pending:
+        _supersede(tx, row)
+        return None
+    if not policy.is_link_fresh(row.token_expires_at, row.delivery_created_at, tx.now):
+        release(tx, row)
+        return None
+    if not mark_dispatching(tx, row, tx.now + settings.lease_seconds):
+        return None
+    mark_sending(tx, row.delivery_id, provider)
+    insert_event(tx, row.delivery_id, EventType.ATTEMPT, provider=provider)
+    return Dispatch(row, row.attempts + 1)
+
+
+def settle(tx: Transaction, sender: Sender, finished: Finished, randomness: float) -> None:
+    """Record how an attempt ended: an acceptance always, a failure only while the lease is ours."""
+    row, outcome = finished.dispatch.row, finished.outcome
+    if lock_row(tx, row.id) is None:
+        return  # erased while the mail was on the wire
+    if outcome.kind is OutcomeKind.ACCEPTED:
+        mark_row_sent(tx, row.delivery_id)
+        mark_accepted(tx, row.delivery_id)
+        if outcome.provider_message_id:
+            set_provider_message_id(tx, row.delivery_id, outcome.provider_message_id)
+    elif not _settle_failure(tx, sender, finished, randomness):
+        return
+    insert_event(
+        tx,
+        row.delivery_id,
+        EventType(outcome.kind),
+        provider=sender.provider,
+        provider_message_id=outcome.provider_message_id,
+        duration_ms=finished.duration_ms,
+        detail=f"{outcome.code} {outcome.detail}".strip(),
+    )
+
+
+def _settle_failure(tx: Transaction, sender: Sender, finished: Finished, randomness: float) -> bool:
+    """False if the lease is not ours any more."""
+    row, outcome = finished.dispatch.row, finished.outcome
+    error = f"{outcome.code} {outcome.detail}".strip()
+    backoff = policy.backoff_seconds(finished.dispatch.attempt, randomness)
+    if outcome.kind is OutcomeKind.SYSTEMIC:
+        # Behind the others: if it is this one mail that makes the provider say so, it must not block the rest.
+        pause = policy.pause_seconds(1, outcome.retry_after_seconds)
+        held = undo_dispatching(tx, row, due_at=tx.now + pause, error=error)
+        return held and undo_sending(tx, row.delivery_id, outcome.code, row.first_dispatch_at)
+    if outcome.kind is OutcomeKind.TEMPORARY:
+        due_at = tx.now + max(backoff, min(outcome.retry_after_seconds or 0, policy.LONGEST_BACKOFF_SECONDS))
+        held = requeue(tx, row, due_at=due_at, in_doubt=row.in_doubt, error=error)
+        return held and mark_queued_again(tx, row.delivery_id, outcome.code)
+    if outcome.kind is OutcomeKind.IN_DOUBT:
+        return _settle_doubt(tx, sender, row, due_at=tx.now + backoff, error=error)
+    held = end_held(tx, row, OutboxStatus.DEAD, error)
+    return held and mark_settled(tx, row.delivery_id, policy.FAILURE_STATUS[outcome.kind], outcome.code)
+
+
+def _settle_doubt(tx: Transaction, sender: Sender, row: OutboxRow, *, due_at: int, error: str) -> bool:
+    """The provider may have the mail. With its key memory we ask again; without, one more copy and then no more."""
+    key_window_open = None
+    if sender.key_window_seconds is not None and row.provider in (None, sender.provider):
+        key_window_open = policy.is_key_window_open(row.first_dispatch_at, tx.now, sender.key_window_seconds)
+    if policy.decide_doubt(was_in_doubt=row.in_doubt, key_window_open=key_window_open) is Next.AGAIN:
+        held = requeue(tx, row, due_at=due_at, in_doubt=True, error=error)
+        return held and mark_queued_again(tx, row.delivery_id, "in_doubt")
+    return _bury(tx, row, "in_doubt")
+
+
+def _recover(tx: Transaction, settings: Settings, sender: Sender) -> int:
+    horizon = tx.now + settings.lease_seconds + policy.CLOCK_TOLERANCE_SECONDS
+    expired = lock_expired(tx, horizon=horizon, most=RECOVER_BATCH)
+    for row in expired:
+        if row.status is OutboxStatus.DISPATCHING:
+            # Its worker died with the mail on the wire.
+            _settle_doubt(tx, sender, row, due_at=tx.now, error="the lease ran out on the wire")
+            insert_event(tx, row.delivery_id, EventType.IN_DOUBT, provider=row.provider, detail="lease expired")
+        elif row.claims >= policy.MOST_CLAIMS:
+            _bury(tx, row, "crash_loop")
+        else:
+            expire_claim(tx, row)
+    stale = lock_stale(tx, expired_before=tx.now - policy.EXPIRED_LINK_GRACE_SECONDS, most=RECOVER_BATCH)
+    for row in stale:
+        if end_queued(tx, row, OutboxStatus.DEAD, "link_expired"):
+            mark_settled(tx, row.delivery_id, DeliveryStatus.FAILED, "link_expired")
+            insert_event(tx, row.delivery_id, EventType.FAILED, detail="link_expired")
+    return max(len(expired), len(stale))
+
+
+def _bury(tx: Transaction, row: OutboxRow, code: str) -> bool:
+    held = end_held(tx, row, OutboxStatus.DEAD, code)
+    if held:
+        mark_settled(tx, row.delivery_id, DeliveryStatus.FAILED, code)
+        insert_event(tx, row.delivery_id, EventType.FAILED, detail=code)
+    return held
+
+
+def _supersede(tx: Transaction, row: OutboxRow) -> None:
+    if end_held(tx, row, OutboxStatus.CANCELLED, None):
+        mark_settled(tx, row.delivery_id, DeliveryStatus.SUPERSEDED, None)
+        insert_event(tx, row.delivery_id, EventType.SUPERSEDED)
+
+
+def _attempt(worker: Worker, dispatch: Dispatch) -> Finished:
+    """One call to the provider; whatever happens in it is this mail's outcome and stops no other."""
+    started = time.perf_counter()
+    row = dispatch.row
+    try:
+        outcome = _send(worker, row)
+    except Exception as error:
+        # A bug of ours, and nobody knows how far the mail got.
+        # The traceback's frames only: an error's text may hold an address.
+        where = traceback.format_tb(error.__traceback__)
+        log.error("sender_failed", delivery_id=row.delivery_id, error=type(error).__name__, where=where)
+        outcome = Outcome(OutcomeKind.IN_DOUBT, "sender_error", type(error).__name__)
+    finished = Finished(dispatch, outcome, duration_ms=round((time.perf_counter() - started) * 1000))
+    log.info(
+        "attempt",
+        outbox_id=row.id,
+        subscriber_id=row.subscriber_id,
+        template=row.template,
+        delivery_id=row.delivery_id,
+        operation_id=row.signup_request_id,
+        attempt=dispatch.attempt,
+        app_version=__version__,
+        provider=worker.sender.provider,
+        outcome=outcome.kind.value,
+        code=outcome.code,
+        duration_ms=finished.duration_ms,
+    )
+    return finished
+
+
+def _send(worker: Worker, row: OutboxRow) -> Outcome:
+    if hashlib.sha256(row.message.encode()).hexdigest() != row.payload_hash:
+        return Outcome(OutcomeKind.FAILED, "damaged", "the frozen message is not the one that was queued")
+    try:
+        mail = Mail.from_json(row.recipient, row.message)
+    except ValueError as error:
+        return Outcome(OutcomeKind.FAILED, "damaged", str(error))
+    # Half the lease: a server that dribbles bytes must not outlive it.
+    deadline_seconds = worker.services.settings.lease_seconds / 2
+    return worker.sender.send(mail, key=row.delivery_id, deadline_seconds=deadline_seconds)
+
+
+def _count(worker: Worker, counts: Counts, finished: Finished) -> None:
+    outcome = finished.outcome
+    counts.outcomes[outcome.kind] += 1
+    if outcome.kind is OutcomeKind.SYSTEMIC:
+        counts.fault = f"{outcome.code} {outcome.detail}".strip()
+        counts.retry_after_seconds = outcome.retry_after_seconds
+    worker.on_mail(outcome)
+
+
+def _record(worker: Worker, finished: Finished | None, upcoming: OutboxRow | None) -> Dispatch | None:
+    settings, sender, randomness = worker.services.settings, worker.sender, random.random()
+
+    def body(tx: Transaction) -> Dispatch | None:
+        if finished is not None:
+            settle(tx, sender, finished, randomness)
+        return begin_dispatch(tx, settings, sender.provider, upcoming) if upcoming is not None else None
+
+    return _persist(worker, body)
+
+
+def _release_all(tx: Transaction, rows: Sequence[OutboxRow]) -> None:
+    for row in rows:
+        release(tx, row)
+
+
+def _persist(worker: Worker, body: Callable[[Transaction], T]) -> T:
+    """Commit `body` even if the database is away for a while: what a provider answered must not be forgotten.
+
+    Gives up after a lease; then the row comes back as in doubt, as after a crash. A stop does not shorten the wait.
+    """
+    give_up_at = time.monotonic() + worker.services.settings.lease_seconds
+    while True:
+        try:
+            return run_transaction(worker.services.store, body)
+        except StorageBusy:
+            if time.monotonic() > give_up_at:
+                raise
+            time.sleep(STORAGE_PAUSE_SECONDS)
+
+
+def _idle_seconds(worker: Worker) -> float:
+    def body(tx: Transaction) -> float:
+        moment = next_moment(tx)
+        return IDLE_SECONDS if moment is None else min(IDLE_SECONDS, max(0.5, moment - tx.now))
+
+    return run_query(worker.services.store, body)

@@ -1,0 +1,456 @@
+"""Engines and transactions, and every difference between SQLite and PostgreSQL with its reason.
+
+Knows how to begin, commit, rerun and wait; knows no table. Above it nothing asks which database it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Protocol, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
+
+from waitlist.errors import Restart, SchemaMismatch, StorageBusy, StorageUnavailable
+
+T = TypeVar("T")
+
+# A visitor waits this long for a turn at the database before the honest answer is "busy".
+LOCK_WAIT_SECONDS: Final = 5.0
+# One statement of ours takes milliseconds; ten seconds means that the server is ill.
+STATEMENT_WAIT_SECONDS: Final = 10
+# "At most three times" more than once: a fourth conflict in a row is a storm, not a race.
+MOST_RERUNS: Final = 3
+# `PRAGMA data_version` costs microseconds; a new mail may wait 300 ms for its worker.
+POLL_SECONDS: Final = 0.1
+# WAL-reset corruption: https://www.sqlite.org/wal.html, fixed in 3.51.3.
+SQLITE_CORRUPTION_RANGE: Final = ((3, 7, 0), (3, 51, 2))
+NOTIFY_CHANNEL: Final = "waitlist_outbox"
+
+
+def sqlite_module() -> ModuleType:
+    """pysqlite3 where it has a wheel, since it brings a current SQLite; else the interpreter's own.
+
+    One process, and every process of one database, must use the same: their file locks do not know one another.
+    """
+    try:
+        from pysqlite3 import dbapi2
+    except ImportError:
+        from sqlite3 import dbapi2
+    module: ModuleType = dbapi2
+    return module
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """An open transaction and the one moment at which all of it happens."""
+
+    connection: sa.Connection
+    now: int
+
+    @property
+    def is_postgresql(self) -> bool:
+        return self.connection.dialect.name == "postgresql"
+
+    def execute(
+        self, statement: sa.Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    ) -> sa.CursorResult[Any]:
+        return self.connection.execute(statement, values)
+
+    def lock(self, name: str) -> None:
+        """Queue behind every other transaction that locks `name`, until the end of this one.
+
+        On SQLite a write transaction is alone anyway.
+        """
+        if self.is_postgresql:
+            self.connection.execute(_ADVISORY_LOCK, {"name": name})
+
+    def notify_worker(self) -> None:
+        """Wake the waiting workers at commit. On SQLite they see the commit itself."""
+        if self.is_postgresql:
+            self.connection.execute(_NOTIFY)
+
+
+_ADVISORY_LOCK = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
+_NOTIFY = sa.text(f"NOTIFY {NOTIFY_CHANNEL}")
+_DATABASE_TIME = sa.text("SELECT CAST(floor(extract(epoch FROM clock_timestamp())) AS bigint)")
+
+
+class Database(Protocol):
+    """What an engine must do its own way."""
+
+    name: str
+    read_engine: sa.Engine
+    write_engine: sa.Engine
+
+    def exists(self) -> bool: ...
+
+    def begin(self) -> Any: ...
+
+    def now(self, connection: sa.Connection) -> int: ...
+
+    def changes(self, connection: sa.Connection) -> Callable[[float], bool]: ...
+
+    def is_rerunnable(self, error: DBAPIError) -> bool: ...
+
+    def translate(self, error: Exception) -> Exception: ...
+
+    @contextmanager
+    def upgrade_turn(self) -> Iterator[sa.Connection]: ...
+
+
+class Store:
+    """One database. `clock` returns Unix seconds; without it PostgreSQL's own clock counts, so that web machines
+    need not agree, and this machine's on SQLite.
+    """
+
+    def __init__(self, url: str, *, clock: Callable[[], float] | None = None, lock_wait: float = LOCK_WAIT_SECONDS):
+        self.url = sa.make_url(url)
+        self.clock = clock
+        self.database: Database
+        if self.url.get_backend_name() == "sqlite":
+            self.database = SQLite(Path(str(self.url.database)), lock_wait)
+        else:
+            self.database = PostgreSQL(self.url, lock_wait)
+
+    @property
+    def is_embedded(self) -> bool:
+        return self.database.name == "sqlite"
+
+    @contextmanager
+    def begin(self) -> Iterator[Transaction]:
+        with self.database.begin() as connection:
+            yield self._transaction(connection)
+
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        with self.database.read_engine.begin() as connection:
+            yield self._transaction(connection)
+
+    def _transaction(self, connection: sa.Connection) -> Transaction:
+        return Transaction(connection, int(self.clock()) if self.clock else self.database.now(connection))
+
+    @contextmanager
+    def watch(self) -> Iterator[Callable[[float, Callable[[], bool]], None]]:
+        """Yields `wait(seconds, is_stopping)`: returns when something was committed since the last wait, when the
+        time is over, or when `is_stopping()`. A commit between two waits is not missed.
+        """
+        connection = self.database.read_engine.connect()
+        try:
+            has_changed = self.database.changes(connection)
+
+            def wait(seconds: float, is_stopping: Callable[[], bool]) -> None:
+                deadline = time.monotonic() + seconds
+                while not is_stopping() and (left := deadline - time.monotonic()) > 0:
+                    if has_changed(min(POLL_SECONDS, left)):
+                        return
+
+            yield wait
+        except Exception as error:
+            raise self.database.translate(error) from error
+        finally:
+            connection.invalidate()  # LISTEN must not go back to the pool
+            connection.close()
+
+    def version(self) -> str:
+        """The database's own version, like "SQLite 3.53.4"."""
+        with self.read() as tx:
+            if tx.is_postgresql:
+                return f"PostgreSQL {tx.execute(sa.text('SHOW server_version')).scalar_one()}"
+            return f"SQLite {sqlite_module().sqlite_version}"
+
+    def close(self) -> None:
+        self.database.read_engine.dispose()
+        self.database.write_engine.dispose()
+
+
+def run_transaction(store: Store, body: Callable[[Transaction], T]) -> T:
+    """Commit what `body` does, durably, or nothing of it.
+
+    The whole body runs again, at most three times, where another process was in the way (deadlock, serialisation
+    failure, Restart), so it may touch nothing but its transaction. Raises StorageBusy when that does not help or a
+    lock wait ran out, StorageUnavailable when the database cannot be written or reached.
+    """
+    return _run(store, store.begin, body)
+
+
+def run_query(store: Store, body: Callable[[Transaction], T]) -> T:
+    """Read one consistent state; on SQLite without waiting for any writer. Raises as run_transaction does."""
+    return _run(store, store.read, body)
+
+
+def _run(store: Store, begin: Callable[[], Any], body: Callable[[Transaction], T]) -> T:
+    for run in range(MOST_RERUNS + 1):
+        try:
+            with begin() as tx:
+                return body(tx)
+        except Restart as restart:
+            if run == MOST_RERUNS:
+                raise StorageBusy() from restart
+        except (DBAPIError, InterfaceError, TimeoutError) as error:
+            rerunnable = isinstance(error, DBAPIError) and store.database.is_rerunnable(error)
+            if not rerunnable or run == MOST_RERUNS:
+                raise store.database.translate(error) from error
+            # Two transactions that deadlocked would meet again if both came back at once.
+            time.sleep(random.uniform(0, 0.02 * (run + 1)))
+    raise AssertionError("unreachable")
+
+
+class WriteQueue:
+    """Lets one write transaction at a time onto a SQLite file: a lock between threads, then a file lock between
+    processes. SQLite's own busy wait polls, which starves whole writers; these two queue.
+    """
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self._path = path
+        self._seconds = seconds
+        self._threads = threading.Lock()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        deadline = time.monotonic() + self._seconds
+        if not self._threads.acquire(timeout=self._seconds):
+            raise StorageBusy()
+        try:
+            file = self._lock_file(deadline)
+            try:
+                yield
+            finally:
+                os.close(file)
+        finally:
+            self._threads.release()
+
+    def _lock_file(self, deadline: float) -> int:
+        try:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            try:
+                file = os.open(
+                    self._path, os.O_RDONLY | os.O_CLOEXEC
+                )  # a read-only disk still queues, and then says so
+            except OSError as error:
+                raise StorageUnavailable() from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._wait_for(file, deadline)
+        return file
+
+    def _wait_for(self, file: int, deadline: float) -> None:
+        """flock() knows no time-out, so a thread waits; whichever of the two gives up last closes the file."""
+        handover = threading.Lock()
+        locked = threading.Event()
+        abandoned = False
+
+        def wait() -> None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with handover:
+                locked.set()
+                if abandoned:
+                    os.close(file)
+
+        threading.Thread(target=wait, daemon=True, name="write-queue").start()
+        if locked.wait(max(0.0, deadline - time.monotonic())):
+            return
+        with handover:
+            if locked.is_set():
+                return
+            abandoned = True
+        raise StorageBusy()
+
+
+class SQLite:
+    """One engine for writes, one for reads: a SELECT on the writing engine would take the write lock."""
+
+    name = "sqlite"
+
+    def __init__(self, path: Path, lock_wait: float) -> None:
+        self.path = path
+        self.queue = WriteQueue(path.with_name(path.name + ".lock"), lock_wait)
+        self._lock_wait = lock_wait
+        # Only the one whose turn it is connects for writing, so one connection is enough.
+        self.write_engine = self._engine("IMMEDIATE", self._prepare_writer, pool_size=1, max_overflow=0)
+        self.read_engine = self._engine("DEFERRED", self._prepare_reader, pool_size=5, max_overflow=60)
+
+    def _engine(self, mode: str, prepare: Callable[[Any], None], **pool: int) -> sa.Engine:
+        engine = sa.create_engine(
+            sa.URL.create("sqlite", database=str(self.path)),
+            module=sqlite_module(),
+            # None: the driver begins no transaction on its own, so that ours begins the way we say.
+            connect_args={"isolation_level": None, "timeout": self._lock_wait, "check_same_thread": False},
+            pool_timeout=self._lock_wait,
+            poolclass=sa.QueuePool,
+            **pool,
+        )
+
+        @event.listens_for(engine, "connect")
+        def _connect(connection: Any, _record: Any) -> None:
+            connection.execute("PRAGMA foreign_keys=ON")
+            prepare(connection)
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: sa.Connection) -> None:
+            connection.exec_driver_sql(f"BEGIN {mode}")
+
+        return engine
+
+    @staticmethod
+    def _prepare_writer(connection: Any) -> None:
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            connection.execute("PRAGMA journal_mode=WAL")
+        # FULL: an acknowledged submission survives a power cut (CONTRACT 1.3).
+        connection.execute("PRAGMA synchronous=FULL")
+        # A blanked token must not stay readable in a free page (CONTRACT 1.8).
+        connection.execute("PRAGMA secure_delete=ON")
+
+    @staticmethod
+    def _prepare_reader(connection: Any) -> None:
+        connection.execute("PRAGMA query_only=ON")
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    @contextmanager
+    def begin(self) -> Iterator[sa.Connection]:
+        with self.queue.turn(), self.write_engine.begin() as connection:
+            yield connection
+
+    def now(self, connection: sa.Connection) -> int:
+        return int(time.time())
+
+    def changes(self, connection: sa.Connection) -> Callable[[float], bool]:
+        """`PRAGMA data_version` moves when another connection has committed."""
+        cursor = connection.connection.cursor()
+
+        def version() -> int:
+            return int(cursor.execute("PRAGMA data_version").fetchone()[0])
+
+        seen = version()
+
+        def has_changed(seconds: float) -> bool:
+            nonlocal seen
+            time.sleep(seconds)
+            before, seen = seen, version()
+            return seen != before
+
+        return has_changed
+
+    def is_rerunnable(self, error: DBAPIError) -> bool:
+        return False  # BEGIN IMMEDIATE in turn: nothing of ours can be in the way
+
+    def translate(self, error: Exception) -> Exception:
+        name = getattr(getattr(error, "orig", None), "sqlite_errorname", "")
+        if isinstance(error, TimeoutError) or name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            return StorageBusy()
+        if "no such table" in str(error) or "no such column" in str(error):
+            return SchemaMismatch()
+        return StorageUnavailable() if isinstance(error, OperationalError) else error
+
+    @contextmanager
+    def upgrade_turn(self) -> Iterator[sa.Connection]:
+        create_private_file(self.path)
+        with self.queue.turn(), self.write_engine.connect() as connection:
+            yield connection
+
+    def forget_old_pages(self) -> None:
+        """Write the WAL back and empty it, so that blanked tokens do not live on in old frames."""
+        with self.queue.turn(), self.write_engine.connect() as connection:
+            connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def create_private_file(path: Path) -> None:
+    """Make the database file readable by its owner alone, whatever the umask; SQLite's side files follow it."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise StorageUnavailable(f"The database {path} cannot be made or written: {error.strerror}.") from error
+
+
+class PostgreSQL:
+    """READ COMMITTED: under REPEATABLE READ the twin of a key would not see the row it conflicts with, so a replay
+    would end as a serialisation failure instead of an answer.
+    """
+
+    name = "postgresql"
+    # Deadlock and serialisation failure: https://www.postgresql.org/docs/current/errcodes-appendix.html
+    RERUN: Final = ("40001", "40P01")
+    LOCK_WAIT: Final = ("55P03", "57014")
+    MISSING: Final = ("42P01", "42703")
+
+    def __init__(self, url: sa.URL, lock_wait: float) -> None:
+        options = (
+            f"-c lock_timeout={int(lock_wait * 1000)} -c statement_timeout={STATEMENT_WAIT_SECONDS * 1000}"
+            f" -c idle_in_transaction_session_timeout={STATEMENT_WAIT_SECONDS * 1000} -c synchronous_commit=on"
+        )
+        self.write_engine = self.read_engine = sa.create_engine(
+            url.set(drivername="postgresql+psycopg"),
+            isolation_level="READ COMMITTED",
+            connect_args={
+                "options": options,
+                "connect_timeout": max(2, int(lock_wait)),
+                "application_name": "waitlist",
+            },
+            pool_pre_ping=True,
+            pool_size=5,
+            max_overflow=60,
+            pool_timeout=lock_wait,
+        )
+
+    def exists(self) -> bool:
+        return True
+
+    def begin(self) -> Any:
+        return self.write_engine.begin()
+
+    def now(self, connection: sa.Connection) -> int:
+        return int(connection.execute(_DATABASE_TIME).scalar_one())
+
+    def changes(self, connection: sa.Connection) -> Callable[[float], bool]:
+        """LISTEN: notifications queue up in this connection between two looks, so none is missed."""
+        raw: Any = connection.connection.driver_connection
+        raw.autocommit = True
+        raw.execute(f"LISTEN {NOTIFY_CHANNEL}")
+
+        def has_changed(seconds: float) -> bool:
+            return any(True for _ in raw.notifies(timeout=seconds, stop_after=1))
+
+        return has_changed
+
+    def is_rerunnable(self, error: DBAPIError) -> bool:
+        return _sqlstate(error) in self.RERUN
+
+    def translate(self, error: Exception) -> Exception:
+        state = _sqlstate(error)
+        if isinstance(error, TimeoutError) or state in self.RERUN + self.LOCK_WAIT:
+            return StorageBusy()
+        if state in self.MISSING:
+            return SchemaMismatch()
+        return StorageUnavailable() if isinstance(error, OperationalError | InterfaceError) else error
+
+    @contextmanager
+    def upgrade_turn(self) -> Iterator[sa.Connection]:
+        with self.write_engine.connect() as connection:
+            # Until the end of the session: Alembic begins and ends transactions of its own.
+            connection.execute(sa.text("SET lock_timeout = 0"))
+            connection.execute(sa.text("SET statement_timeout = 0"))
+            connection.execute(sa.text("SELECT pg_advisory_lock(hashtextextended('waitlist.upgrade', 0))"))
+            connection.commit()
+            try:
+                yield connection
+            finally:
+                connection.invalidate()  # ends the session, and with it the lock and the settings
+
+
+def _sqlstate(error: Exception) -> str:
+    return getattr(getattr(error, "orig", None), "sqlstate", None) or ""

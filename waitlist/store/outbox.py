@@ -1,0 +1,285 @@
+"""Verbs on email_outbox: the work that still has to reach a provider, and the leases under which it is done.
+
+The row's end blanks URL and message, since they hold the raw token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import and_, bindparam, func, or_, select
+
+from waitlist.model import ENDED_OUTBOX, WAITING_OUTBOX, OutboxStatus, PreparedMail, SubscriberStatus
+from waitlist.store.engine import Transaction
+from waitlist.store.schema import email_deliveries, email_outbox, subscribers
+
+MOST_ERROR_CHARACTERS: Final = 300
+
+_o = email_outbox.c
+_d = email_deliveries.c
+_BLANK: Final[dict[str, Any]] = {"confirmation_url": "", "message": ""}
+_NO_LEASE: Final[dict[str, Any]] = {"lease_token": None, "lease_owner": None, "lease_expires_at": None}
+_ENDED: Final[dict[str, Any]] = {**_BLANK, **_NO_LEASE, "finished_at": bindparam("now")}
+
+
+@dataclass(frozen=True)
+class OutboxRow:
+    """One mail to send, with what a worker must know of its delivery and subscriber."""
+
+    id: str
+    delivery_id: str
+    subscriber_id: str
+    signup_request_id: str | None
+    template: str
+    recipient: str
+    message: str
+    payload_hash: str
+    status: OutboxStatus
+    attempts: int
+    claims: int
+    in_doubt: bool
+    available_at: int
+    lease_token: str | None
+    lease_expires_at: int | None
+    first_dispatch_at: int | None
+    token_expires_at: int
+    delivery_created_at: int
+    provider: str | None
+    subscriber_is_pending: bool
+
+
+_ROW = (
+    select(
+        _o.id,
+        _o.delivery_id,
+        _d.subscriber_id,
+        _d.signup_request_id,
+        _o.template,
+        _o.recipient,
+        _o.message,
+        _o.payload_hash,
+        _o.status,
+        _o.attempts,
+        _o.claims,
+        _o.in_doubt,
+        _o.available_at,
+        _o.lease_token,
+        _o.lease_expires_at,
+        _d.first_dispatch_at,
+        _d.token_expires_at,
+        _d.created_at.label("delivery_created_at"),
+        _d.provider,
+        (subscribers.c.status == SubscriberStatus.PENDING).label("subscriber_is_pending"),
+    )
+    .join(email_deliveries, _d.id == _o.delivery_id)
+    .join(subscribers, subscribers.c.id == _d.subscriber_id)
+)
+_BY_ID = _ROW.where(_o.id == bindparam("outbox_id"))
+_LOCK_BY_ID = _BY_ID.with_for_update(of=email_outbox)
+_BY_LEASE = _ROW.where(_o.lease_token == bindparam("lease"), _o.status == OutboxStatus.LEASED).order_by(
+    _o.available_at, _o.id
+)
+
+# A link worth sending: `margin` seconds left, or the given fraction of its life (policy.LINK_MARGIN_*).
+_left = _d.token_expires_at - bindparam("now")
+_IS_LINK_FRESH = or_(
+    _left >= bindparam("margin"), _left * bindparam("fraction") >= _d.token_expires_at - _d.created_at
+)
+_IS_DUE = and_(
+    _o.status == OutboxStatus.QUEUED,
+    # A due time beyond the horizon was written by a wrong clock.
+    or_(_o.available_at <= bindparam("now"), _o.available_at > bindparam("horizon")),
+)
+_DUE_IDS = (
+    select(_o.id)
+    .join(email_deliveries, _d.id == _o.delivery_id)
+    .where(_IS_DUE, _IS_LINK_FRESH, _left > 0)
+    .order_by(_o.available_at, _o.id)
+    .limit(bindparam("most"))
+    .with_for_update(of=email_outbox, skip_locked=True)
+)
+_CLAIM = (
+    sa.update(email_outbox)
+    .where(_o.id.in_(_DUE_IDS.scalar_subquery()), _o.status == OutboxStatus.QUEUED)
+    .values(
+        status=OutboxStatus.LEASED,
+        lease_token=bindparam("lease"),
+        lease_owner=bindparam("owner"),
+        lease_expires_at=bindparam("until"),
+    )
+)
+_EXPIRED = (
+    _ROW.where(
+        _o.status.in_((OutboxStatus.LEASED, OutboxStatus.DISPATCHING)),
+        or_(_o.lease_expires_at <= bindparam("now"), _o.lease_expires_at > bindparam("horizon")),
+    )
+    .order_by(_o.lease_expires_at)
+    .limit(bindparam("most"))
+    .with_for_update(of=email_outbox, skip_locked=True)
+)
+_STALE = (
+    _ROW.where(_o.status == OutboxStatus.QUEUED, _d.token_expires_at <= bindparam("before"))
+    .limit(bindparam("most"))
+    .with_for_update(of=email_outbox, skip_locked=True)
+)
+_IN_HAND = (
+    select(func.count())
+    .select_from(email_outbox)
+    .where(_o.status.in_((OutboxStatus.LEASED, OutboxStatus.DISPATCHING)))
+)
+_NEXT_DUE = select(func.min(_o.available_at)).where(_o.status == OutboxStatus.QUEUED)
+_NEXT_EXPIRY = select(func.min(_o.lease_expires_at)).where(
+    _o.status.in_((OutboxStatus.LEASED, OutboxStatus.DISPATCHING))
+)
+
+_update = sa.update(email_outbox).where(_o.id == bindparam("outbox_id"))
+_held = _update.where(_o.lease_token == bindparam("lease"))
+_BEGIN = _held.where(_o.status == OutboxStatus.LEASED).values(
+    status=OutboxStatus.DISPATCHING, attempts=_o.attempts + 1, lease_expires_at=bindparam("until")
+)
+_AGAIN: Final[dict[str, Any]] = {"status": OutboxStatus.QUEUED, **_NO_LEASE}
+_RELEASE = _held.where(_o.status == OutboxStatus.LEASED).values(_AGAIN)
+_REQUEUE = _held.where(_o.status == OutboxStatus.DISPATCHING).values(
+    {
+        **_AGAIN,
+        "available_at": bindparam("due_at"),
+        "in_doubt": bindparam("doubt"),
+        "last_error": bindparam("error"),
+    }
+)
+_UNDO_BEGIN = _held.where(_o.status == OutboxStatus.DISPATCHING).values(
+    {**_AGAIN, "attempts": _o.attempts - 1, "available_at": bindparam("due_at"), "last_error": bindparam("error")}
+)
+_EXPIRE_CLAIM = _held.where(_o.status == OutboxStatus.LEASED).values({**_AGAIN, "claims": _o.claims + 1})
+_END_HELD = _held.values({**_ENDED, "status": bindparam("new_status"), "last_error": bindparam("error")})
+_END_QUEUED = _update.where(_o.status == OutboxStatus.QUEUED).values(
+    {**_ENDED, "status": bindparam("new_status"), "last_error": bindparam("error")}
+)
+_CANCEL = (
+    sa.update(email_outbox)
+    .where(_o.delivery_id == bindparam("of_delivery"), _o.status.in_(WAITING_OUTBOX))
+    .values({**_ENDED, "status": OutboxStatus.CANCELLED})
+)
+_ACCEPT = (
+    sa.update(email_outbox)
+    .where(_o.delivery_id == bindparam("of_delivery"), _o.status != OutboxStatus.SENT)
+    .values(
+        {**_ENDED, "status": OutboxStatus.SENT, "finished_at": func.coalesce(_o.finished_at, bindparam("now"))}
+    )
+)
+_INSERT = sa.insert(email_outbox)
+
+
+def insert_outbox_row(tx: Transaction, prepared: PreparedMail, recipient: str) -> None:
+    values: dict[str, Any] = {
+        "id": prepared.outbox_id,
+        "delivery_id": prepared.delivery_id,
+        "template": prepared.template,
+        "recipient": recipient,
+        "confirmation_url": prepared.confirmation_url,
+        "message": prepared.message,
+        "payload_hash": prepared.payload_hash,
+        "status": OutboxStatus.QUEUED,
+        "available_at": tx.now,
+        "in_doubt": False,
+        "created_at": tx.now,
+    }
+    tx.execute(_INSERT, values)
+
+
+def claim_due(
+    tx: Transaction, *, lease: str, owner: str, until: int, most: int, horizon: int, margin: int, fraction: int
+) -> list[OutboxRow]:
+    """Lease the oldest due rows whose link is still worth sending; a row another transaction holds is passed over."""
+    values = {"lease": lease, "owner": owner, "until": until, "most": most, "now": tx.now}
+    tx.execute(_CLAIM, values | {"horizon": horizon, "margin": margin, "fraction": fraction})
+    return [_row(row) for row in tx.execute(_BY_LEASE, {"lease": lease})]
+
+
+def get_row(tx: Transaction, outbox_id: str) -> OutboxRow | None:
+    row = tx.execute(_BY_ID, {"outbox_id": outbox_id}).one_or_none()
+    return _row(row) if row else None
+
+
+def lock_row(tx: Transaction, outbox_id: str) -> OutboxRow | None:
+    row = tx.execute(_LOCK_BY_ID, {"outbox_id": outbox_id}).one_or_none()
+    return _row(row) if row else None
+
+
+def lock_expired(tx: Transaction, *, horizon: int, most: int) -> list[OutboxRow]:
+    """Rows whose lease ran out, or ends further ahead than any lease may."""
+    return [_row(row) for row in tx.execute(_EXPIRED, {"now": tx.now, "horizon": horizon, "most": most})]
+
+
+def lock_stale(tx: Transaction, *, expired_before: int, most: int) -> list[OutboxRow]:
+    """Queued rows whose link expired at `expired_before` or earlier."""
+    return [_row(row) for row in tx.execute(_STALE, {"before": expired_before, "most": most})]
+
+
+def count_in_hand(tx: Transaction) -> int:
+    """Rows that some worker holds right now."""
+    return int(tx.execute(_IN_HAND).scalar_one())
+
+
+def next_moment(tx: Transaction) -> int | None:
+    """When the next row falls due or the next lease ends; None with nothing to wait for."""
+    moments = (tx.execute(_NEXT_DUE).scalar_one(), tx.execute(_NEXT_EXPIRY).scalar_one())
+    return min((int(moment) for moment in moments if moment is not None), default=None)
+
+
+def mark_dispatching(tx: Transaction, row: OutboxRow, until: int) -> bool:
+    """False if the lease is not ours any more."""
+    return _acted(tx, _BEGIN, row, until=until)
+
+
+def release(tx: Transaction, row: OutboxRow) -> bool:
+    """Give back a row that was claimed and not begun, as if it had not been claimed."""
+    return _acted(tx, _RELEASE, row)
+
+
+def expire_claim(tx: Transaction, row: OutboxRow) -> bool:
+    return _acted(tx, _EXPIRE_CLAIM, row)
+
+
+def requeue(tx: Transaction, row: OutboxRow, *, due_at: int, in_doubt: bool, error: str) -> bool:
+    """False if the lease is not ours any more: then our failure counts for nothing."""
+    return _acted(tx, _REQUEUE, row, due_at=due_at, doubt=in_doubt, error=_cut(error))
+
+
+def undo_dispatching(tx: Transaction, row: OutboxRow, *, due_at: int, error: str) -> bool:
+    return _acted(tx, _UNDO_BEGIN, row, due_at=due_at, error=_cut(error))
+
+
+def end_held(tx: Transaction, row: OutboxRow, status: OutboxStatus, error: str | None) -> bool:
+    assert status in ENDED_OUTBOX
+    return _acted(tx, _END_HELD, row, new_status=status, error=_cut(error), now=tx.now)
+
+
+def end_queued(tx: Transaction, row: OutboxRow, status: OutboxStatus, error: str) -> bool:
+    values = {"outbox_id": row.id, "new_status": status, "error": _cut(error), "now": tx.now}
+    return tx.execute(_END_QUEUED, values).rowcount == 1
+
+
+def cancel_outbox_row(tx: Transaction, delivery_id: str) -> bool:
+    """Stop a mail that waits; False if it is on the wire or has ended."""
+    return tx.execute(_CANCEL, {"of_delivery": delivery_id, "now": tx.now}).rowcount == 1
+
+
+def mark_row_sent(tx: Transaction, delivery_id: str) -> bool:
+    """Acceptance is a fact: it ends the row whatever became of lease and status. False if it was known."""
+    return tx.execute(_ACCEPT, {"of_delivery": delivery_id, "now": tx.now}).rowcount == 1
+
+
+def _acted(tx: Transaction, statement: sa.Update, row: OutboxRow, **values: object) -> bool:
+    return tx.execute(statement, {"outbox_id": row.id, "lease": row.lease_token, **values}).rowcount == 1
+
+
+def _cut(error: str | None) -> str | None:
+    return error[:MOST_ERROR_CHARACTERS] if error else None
+
+
+def _row(row: sa.Row[Any]) -> OutboxRow:
+    values = row._mapping
+    return OutboxRow(**{**values, "status": OutboxStatus(values["status"]), "in_doubt": bool(values["in_doubt"])})
