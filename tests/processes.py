@@ -1,4 +1,6 @@
-"""Real processes for race tests: started fresh, not forked, so that nothing is shared but the database."""
+"""Real processes for race tests. They are forked from a server that has imported everything and done nothing, so
+nothing is shared but the database; the environment is that of the first start.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
-CONTEXT = multiprocessing.get_context("spawn")
-# Importing everything in 8 processes on a loaded machine of 2 cores takes seconds; a hang takes for ever.
+CONTEXT = multiprocessing.get_context("forkserver")
+# Importing all of it takes a second or two in each process: with 8 of them, most of a race test.
+CONTEXT.set_forkserver_preload(["pytest", "hypothesis", "psycopg", "sqlalchemy", "alembic", "waitlist", "tests.factories"])
+# Only a hang takes so long, even on a loaded machine.
 LONGEST_SECONDS = 120
 
 

@@ -6,12 +6,13 @@ A secret can come from a file: the same name with `_FILE`. Secrets are never pri
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from email.utils import parseaddr
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from dotenv import dotenv_values
@@ -38,6 +39,8 @@ DAY_SECONDS = 86_400
 LONGEST_SECONDS = 366 * DAY_SECONDS
 # RFC 2047 opening: a mail reader would decode it, so it may not stand in a name we send.
 ENCODED_WORD = "=?"
+# As in a link: a name in ASCII (an international one as its A-label) or an IP address.
+_HOST = re.compile(r"[a-z0-9.-]+|[0-9a-f:.]+")
 
 
 def is_loopback(host: str | None) -> bool:
@@ -91,7 +94,7 @@ class Settings(BaseModel):
     mail_url: SecretStr = SecretStr("file:instance/mail")
     mail_from: Line = "Waitlist <waitlist@example.com>"
     contact: Line | None = None
-    privacy_url: Annotated[str | None, AfterValidator(_web_address)] = None
+    privacy_url: Annotated[Line | None, AfterValidator(_web_address)] = None
     cooldown_seconds: Seconds = 600
     token_ttl_seconds: Seconds = DAY_SECONDS
     mails_per_address_per_day: int = Field(default=3, ge=1, le=1000)
@@ -114,7 +117,7 @@ class Settings(BaseModel):
     @classmethod
     def _is_an_origin(cls, value: str) -> str:
         parts = _split(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not _HOST.fullmatch(parts.hostname or ""):
             raise ValueError("must be an origin like https://waitlist.example.com")
         if parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
             raise ValueError("must be an origin only: no path, query, fragment or user name")
