@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 
+import click
 from flask import Flask
 from flask.helpers import get_debug_flag
 
-from waitlist import cli, web
+from waitlist.cli import init_app as init_cli
 from waitlist.errors import SettingsError, WaitlistError
 from waitlist.logs import configure_logs
 from waitlist.mail.base import Sender
@@ -19,6 +19,7 @@ from waitlist.services import Services
 from waitlist.settings import ROOT, Settings, load_settings
 from waitlist.store import Store
 from waitlist.store.migrate import upgrade_embedded
+from waitlist.web import init_app as init_web
 
 # What `flask` exits with when its settings cannot be used; other faults at start are 1.
 EXIT_SETTINGS = 2
@@ -35,7 +36,7 @@ def create_app(
     try:
         return _wire(load_settings(), sender, clock)
     except WaitlistError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        click.echo(f"Error: {error}", err=True)
         raise SystemExit(EXIT_SETTINGS if isinstance(error, SettingsError) else 1) from None
 
 
@@ -54,6 +55,6 @@ def _wire(settings: Settings, sender: Sender | None, clock: Callable[[], float] 
     upgrade_embedded(store)
     app = Flask("waitlist", root_path=str(ROOT), instance_path=str(ROOT / "instance"))
     app.extensions["waitlist"] = services
-    web.init_app(app, services)
-    cli.init_app(app, services)
+    init_web(app, services)
+    init_cli(app, services)
     return app

@@ -42,5 +42,5 @@ class SchemaMismatch(WaitlistError):
     """The database schema is not the one this version needs; run `flask upgrade-db`."""
 
 
-class Restart(Exception):  # noqa: N818 - not an error: an order to run the transaction body once more
+class Restart(Exception):
     """Another process changed what this transaction had read; run its body again from the start."""

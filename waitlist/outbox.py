@@ -13,6 +13,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -22,7 +23,7 @@ import structlog
 from waitlist import policy
 from waitlist.errors import StorageBusy
 from waitlist.mail.base import Mail, Sender
-from waitlist.model import DeliveryStatus, EventType, Outcome, OutcomeKind, OutboxStatus
+from waitlist.model import DeliveryStatus, EventType, OutboxStatus, Outcome, OutcomeKind
 from waitlist.policy import Next
 from waitlist.services import Services
 from waitlist.settings import Settings
@@ -60,6 +61,7 @@ from waitlist.version import __version__
 log = structlog.get_logger("waitlist.outbox")
 
 T = TypeVar("T")
+J = TypeVar("J")
 
 HOUR_SECONDS: Final = 3600
 # Rows recovered in one transaction: small enough not to keep a visitor waiting.
@@ -135,6 +137,24 @@ def follow(worker: Worker) -> None:
             worker.stop.wait(STORAGE_PAUSE_SECONDS)
 
 
+def follow_all(workers: Sequence[Worker]) -> None:
+    """One thread per connection; returns when all have stopped."""
+    _in_threads(workers, follow)
+
+
+def drain_all(workers: Sequence[Worker], limit: int | None = None) -> Counts:
+    """Drain over several connections at once; `limit` holds for all of them together."""
+    shares = [
+        None if limit is None else limit // len(workers) + (n < limit % len(workers)) for n in range(len(workers))
+    ]
+    results = _in_threads(list(zip(workers, shares, strict=True)), lambda job: drain(*job))
+    total = Counts()
+    for counts in results:
+        total.outcomes += counts.outcomes
+        total.fault = total.fault or counts.fault
+    return total
+
+
 def drain(worker: Worker, limit: int | None = None) -> Counts:
     """Send what is due now, at most `limit` attempts, until nothing is left, a systemic fault, or `worker.stop`."""
     counts = Counts()
@@ -166,6 +186,13 @@ def send_batch(worker: Worker, rows: Sequence[OutboxRow]) -> Counts:
     if waiting:
         _persist(worker, partial(_release_all, rows=waiting))
     return counts
+
+
+def _in_threads(jobs: Sequence[J], run: Callable[[J], T]) -> list[T]:
+    if len(jobs) == 1:
+        return [run(jobs[0])]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return list(pool.map(run, jobs))
 
 
 def claim(services: Services, owner: str, most: int) -> list[OutboxRow]:
@@ -286,7 +313,12 @@ def _recover(tx: Transaction, settings: Settings, sender: Sender) -> int:
             _bury(tx, row, "crash_loop")
         else:
             expire_claim(tx, row)
-    stale = lock_stale(tx, expired_before=tx.now - policy.EXPIRED_LINK_GRACE_SECONDS, most=RECOVER_BATCH)
+    stale = lock_stale(
+        tx,
+        expired_before=tx.now - policy.EXPIRED_LINK_GRACE_SECONDS,
+        longest_backoff=policy.LONGEST_RETRY_AFTER_SECONDS,
+        most=RECOVER_BATCH,
+    )
     for row in stale:
         if end_queued(tx, row, OutboxStatus.DEAD, "link_expired"):
             mark_settled(tx, row.delivery_id, DeliveryStatus.FAILED, "link_expired")

@@ -66,9 +66,7 @@ _NAME_MESSAGE = (
 _INSERT_EVENT = sa.insert(delivery_events)
 _e = delivery_events.c
 _EVENTS_SINCE = (
-    select(func.count())
-    .select_from(delivery_events)
-    .where(_e.type == bindparam("event"), _e.at > bindparam("since"))
+    select(func.count()).select_from(delivery_events).where(_e.type == bindparam("event"), _e.at > bindparam("since"))
 )
 
 

@@ -19,7 +19,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from waitlist.errors import Restart, SchemaMismatch, StorageBusy, StorageUnavailable
 
@@ -197,7 +198,7 @@ def _run(store: Store, begin: Callable[[], Any], body: Callable[[Transaction], T
         except Restart as restart:
             if run == MOST_RERUNS:
                 raise StorageBusy() from restart
-        except (DBAPIError, InterfaceError, TimeoutError) as error:
+        except (DBAPIError, InterfaceError, PoolTimeoutError) as error:
             rerunnable = isinstance(error, DBAPIError) and store.database.is_rerunnable(error)
             if not rerunnable or run == MOST_RERUNS:
                 raise store.database.translate(error) from error
@@ -350,7 +351,7 @@ class SQLite:
 
     def translate(self, error: Exception) -> Exception:
         name = getattr(getattr(error, "orig", None), "sqlite_errorname", "")
-        if isinstance(error, TimeoutError) or name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        if isinstance(error, PoolTimeoutError) or name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
             return StorageBusy()
         if "no such table" in str(error) or "no such column" in str(error):
             return SchemaMismatch()
@@ -432,7 +433,7 @@ class PostgreSQL:
 
     def translate(self, error: Exception) -> Exception:
         state = _sqlstate(error)
-        if isinstance(error, TimeoutError) or state in self.RERUN + self.LOCK_WAIT:
+        if isinstance(error, PoolTimeoutError) or state in self.RERUN + self.LOCK_WAIT:
             return StorageBusy()
         if state in self.MISSING:
             return SchemaMismatch()

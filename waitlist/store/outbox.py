@@ -13,7 +13,7 @@ from sqlalchemy import and_, bindparam, func, or_, select
 
 from waitlist.model import ENDED_OUTBOX, WAITING_OUTBOX, OutboxStatus, PreparedMail, SubscriberStatus
 from waitlist.store.engine import Transaction
-from waitlist.store.schema import email_deliveries, email_outbox, subscribers
+from waitlist.store.schema import email_deliveries, email_outbox, is_literally, subscribers
 
 MOST_ERROR_CHARACTERS: Final = 300
 
@@ -84,11 +84,11 @@ _BY_LEASE = _ROW.where(_o.lease_token == bindparam("lease"), _o.status == Outbox
 
 # A link worth sending: `margin` seconds left, or the given fraction of its life (policy.LINK_MARGIN_*).
 _left = _d.token_expires_at - bindparam("now")
-_IS_LINK_FRESH = or_(
-    _left >= bindparam("margin"), _left * bindparam("fraction") >= _d.token_expires_at - _d.created_at
-)
+_IS_LINK_FRESH = or_(_left >= bindparam("margin"), _left * bindparam("fraction") >= _d.token_expires_at - _d.created_at)
+_IS_QUEUED = is_literally(_o.status, OutboxStatus.QUEUED)
+_IS_HELD = is_literally(_o.status, OutboxStatus.LEASED, OutboxStatus.DISPATCHING)
 _IS_DUE = and_(
-    _o.status == OutboxStatus.QUEUED,
+    _IS_QUEUED,
     # A due time beyond the horizon was written by a wrong clock.
     or_(_o.available_at <= bindparam("now"), _o.available_at > bindparam("horizon")),
 )
@@ -112,7 +112,7 @@ _CLAIM = (
 )
 _EXPIRED = (
     _ROW.where(
-        _o.status.in_((OutboxStatus.LEASED, OutboxStatus.DISPATCHING)),
+        _IS_HELD,
         or_(_o.lease_expires_at <= bindparam("now"), _o.lease_expires_at > bindparam("horizon")),
     )
     .order_by(_o.lease_expires_at)
@@ -120,19 +120,16 @@ _EXPIRED = (
     .with_for_update(of=email_outbox, skip_locked=True)
 )
 _STALE = (
-    _ROW.where(_o.status == OutboxStatus.QUEUED, _d.token_expires_at <= bindparam("before"))
+    # `due_before` follows from `before` and lets the index of due rows find these few among many.
+    _ROW.where(_IS_QUEUED, _o.available_at <= bindparam("due_before"), _d.token_expires_at <= bindparam("before"))
     .limit(bindparam("most"))
     .with_for_update(of=email_outbox, skip_locked=True)
 )
 _IN_HAND = (
-    select(func.count())
-    .select_from(email_outbox)
-    .where(_o.status.in_((OutboxStatus.LEASED, OutboxStatus.DISPATCHING)))
+    select(func.count()).select_from(email_outbox).where(_o.status.in_((OutboxStatus.LEASED, OutboxStatus.DISPATCHING)))
 )
-_NEXT_DUE = select(func.min(_o.available_at)).where(_o.status == OutboxStatus.QUEUED)
-_NEXT_EXPIRY = select(func.min(_o.lease_expires_at)).where(
-    _o.status.in_((OutboxStatus.LEASED, OutboxStatus.DISPATCHING))
-)
+_NEXT_DUE = select(func.min(_o.available_at)).where(_IS_QUEUED)
+_NEXT_EXPIRY = select(func.min(_o.lease_expires_at)).where(_IS_HELD)
 
 _update = sa.update(email_outbox).where(_o.id == bindparam("outbox_id"))
 _held = _update.where(_o.lease_token == bindparam("lease"))
@@ -165,9 +162,7 @@ _CANCEL = (
 _ACCEPT = (
     sa.update(email_outbox)
     .where(_o.delivery_id == bindparam("of_delivery"), _o.status != OutboxStatus.SENT)
-    .values(
-        {**_ENDED, "status": OutboxStatus.SENT, "finished_at": func.coalesce(_o.finished_at, bindparam("now"))}
-    )
+    .values({**_ENDED, "status": OutboxStatus.SENT, "finished_at": func.coalesce(_o.finished_at, bindparam("now"))})
 )
 _INSERT = sa.insert(email_outbox)
 
@@ -213,9 +208,12 @@ def lock_expired(tx: Transaction, *, horizon: int, most: int) -> list[OutboxRow]
     return [_row(row) for row in tx.execute(_EXPIRED, {"now": tx.now, "horizon": horizon, "most": most})]
 
 
-def lock_stale(tx: Transaction, *, expired_before: int, most: int) -> list[OutboxRow]:
-    """Queued rows whose link expired at `expired_before` or earlier."""
-    return [_row(row) for row in tx.execute(_STALE, {"before": expired_before, "most": most})]
+def lock_stale(tx: Transaction, *, expired_before: int, longest_backoff: int, most: int) -> list[OutboxRow]:
+    """Queued rows whose link expired at `expired_before` or earlier. No row is due later than `longest_backoff`
+    seconds after its link expired.
+    """
+    values = {"before": expired_before, "due_before": expired_before + longest_backoff, "most": most}
+    return [_row(row) for row in tx.execute(_STALE, values)]
 
 
 def count_in_hand(tx: Transaction) -> int:

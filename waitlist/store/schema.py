@@ -26,6 +26,14 @@ def _one_of(name: str, column: str, values: Iterable[str]) -> CheckConstraint:
     return CheckConstraint(f"{column} IN ({listed})", name=name)
 
 
+def is_literally(column: sa.ColumnElement[str], *values: str) -> sa.ColumnElement[bool]:
+    """`column = 'value'` or `column IN ('a', 'b')` with the values in the SQL itself: SQLite takes a partial index
+    only where it can read that its condition holds, and a bound parameter hides it.
+    """
+    literals = [sa.literal_column(f"'{value}'", sa.Text) for value in values]
+    return column == literals[0] if len(literals) == 1 else column.in_(literals)
+
+
 waitlists = sa.Table(
     "waitlists",
     metadata,

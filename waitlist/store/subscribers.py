@@ -8,7 +8,15 @@ import sqlalchemy as sa
 from sqlalchemy import and_, bindparam, or_, select
 from sqlalchemy.dialects.postgresql import insert
 
-from waitlist.model import CooldownBounds, DeliveryStatus, PreparedMail, Submission, Subscriber, SubscriberStatus, Suppression
+from waitlist.model import (
+    CooldownBounds,
+    DeliveryStatus,
+    PreparedMail,
+    Submission,
+    Subscriber,
+    SubscriberStatus,
+    Suppression,
+)
 from waitlist.store.engine import Transaction
 from waitlist.store.schema import email_deliveries, subscribers, suppressions
 
@@ -108,7 +116,9 @@ _UNSUBSCRIBE = _update.where(_s.status != SubscriberStatus.UNSUBSCRIBED).values(
 )
 
 _IS_SUPPRESSED = select(suppressions.c.reason).where(suppressions.c.email_hmac == bindparam("email_hmac"))
-_SUPPRESS = insert(suppressions).on_conflict_do_nothing(index_elements=["email_hmac"])
+_SUPPRESS = (
+    insert(suppressions).on_conflict_do_nothing(index_elements=["email_hmac"]).returning(suppressions.c.email_hmac)
+)
 _UNSUPPRESS = sa.delete(suppressions).where(suppressions.c.email_hmac == bindparam("email_hmac"))
 
 
@@ -195,7 +205,7 @@ def get_suppression(tx: Transaction, email_hmac: str) -> Suppression | None:
 def insert_suppression(tx: Transaction, email_hmac: str, reason: Suppression) -> bool:
     """False if the address was suppressed before; the first reason stays."""
     values = {"email_hmac": email_hmac, "reason": reason, "created_at": tx.now}
-    return tx.execute(_SUPPRESS, values).rowcount == 1
+    return tx.execute(_SUPPRESS, values).scalar_one_or_none() is not None
 
 
 def delete_suppression(tx: Transaction, email_hmac: str) -> bool:

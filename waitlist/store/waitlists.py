@@ -15,10 +15,8 @@ from waitlist.store.schema import consent_texts, waitlists
 _ALL = select(waitlists).order_by(waitlists.c.created_at, waitlists.c.id)
 _ONE = select(waitlists).where(waitlists.c.id == bindparam("list_id"))
 _OLDEST_OPEN = _ALL.where(waitlists.c.state == ListState.OPEN).limit(1)
-_INSERT = insert(waitlists).on_conflict_do_nothing(index_elements=["id"])
-_SET_STATE = (
-    sa.update(waitlists).where(waitlists.c.id == bindparam("list_id")).values(state=bindparam("new_state"))
-)
+_INSERT = insert(waitlists).on_conflict_do_nothing(index_elements=["id"]).returning(waitlists.c.id)
+_SET_STATE = sa.update(waitlists).where(waitlists.c.id == bindparam("list_id")).values(state=bindparam("new_state"))
 _CURRENT_CONSENT = (
     select(consent_texts)
     .where(consent_texts.c.list_id == bindparam("list_id"))
@@ -54,7 +52,7 @@ def insert_waitlist(tx: Transaction, waitlist: Waitlist) -> bool:
         "state": waitlist.state,
         "created_at": waitlist.created_at,
     }
-    return tx.execute(_INSERT, values).rowcount == 1
+    return tx.execute(_INSERT, values).scalar_one_or_none() is not None
 
 
 def set_waitlist_state(tx: Transaction, list_id: str, state: ListState) -> bool:

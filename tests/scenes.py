@@ -1,0 +1,131 @@
+"""What visitors and workers do, as functions over the use cases; and what the tables then hold."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+import sqlalchemy as sa
+
+from waitlist import outbox, signup
+from waitlist.mail.base import Mail
+from waitlist.model import Answer, Delivery, DeliveryStatus, Outcome, OutcomeKind, Subscriber
+from waitlist.outbox import Counts, Worker
+from waitlist.services import Services
+from waitlist.store import Transaction, run_query, run_transaction
+from waitlist.store.deliveries import get_deliveries
+from waitlist.store.schema import email_deliveries, email_outbox, metadata, signup_requests, subscribers
+from waitlist.store.subscribers import get_subscriber
+
+EMAIL = "person@example.com"
+_LINK = re.compile(r"/confirm/([A-Za-z0-9_-]{43})$", re.MULTILINE)
+
+
+def join(services: Services, email: str = EMAIL, list_id: str = "launch", **changes: Any) -> Answer:
+    return signup.sign_up(services, **{"list_id": list_id, "email": email, "consent_version": 1} | changes)
+
+
+def a_worker(services: Services, sender: Any = None, **changes: Any) -> Worker:
+    values = {"owner": "test", "batch": 50, "stop": threading.Event()} | changes
+    return Worker(services, sender or services.make_sender(), **values)
+
+
+def drain(services: Services, sender: Any = None, limit: int | None = None) -> Counts:
+    return outbox.drain(a_worker(services, sender), limit)
+
+
+def token_in(mail: Mail) -> str:
+    found = _LINK.search(mail.text)
+    assert found, mail.text
+    return found[1]
+
+
+def subscriber(services: Services, email: str = EMAIL, list_id: str = "launch") -> Subscriber:
+    found = run_query(services.store, lambda tx: get_subscriber(tx, list_id, email))
+    assert found is not None
+    return found
+
+
+def deliveries(services: Services, email: str = EMAIL, list_id: str = "launch") -> list[Delivery]:
+    """The oldest first."""
+    person = subscriber(services, email, list_id)
+    return run_query(services.store, lambda tx: get_deliveries(tx, person.id))[::-1]
+
+
+def statuses(services: Services, email: str = EMAIL) -> list[DeliveryStatus]:
+    return [delivery.status for delivery in deliveries(services, email)]
+
+
+def set_delivery_status(services: Services, status: DeliveryStatus, email: str = EMAIL) -> None:
+    """As a provider's event would: the newest delivery, already sent, moves on."""
+    latest = deliveries(services, email)[-1]
+    statement = sa.update(email_deliveries).where(email_deliveries.c.id == latest.id).values(status=status)
+    run_transaction(services.store, lambda tx: tx.execute(statement).rowcount)
+
+
+def count(services: Services, table: sa.Table) -> int:
+    return run_query(services.store, lambda tx: tx.execute(sa.select(sa.func.count()).select_from(table)).scalar_one())
+
+
+def everything(services: Services) -> dict[str, list[Any]]:
+    """All rows of all tables, to show that something changed nothing."""
+
+    def body(tx: Transaction) -> dict[str, list[Any]]:
+        return {table.name: sorted(map(repr, tx.execute(sa.select(table)).all())) for table in metadata.sorted_tables}
+
+    return run_query(services.store, body)
+
+
+def ledger(services: Services) -> list[str]:
+    """The decisions, in order."""
+    statement = sa.select(signup_requests.c.decision).order_by(
+        signup_requests.c.created_at, signup_requests.c.operation_id
+    )
+    return list(run_query(services.store, lambda tx: tx.execute(statement).scalars().all()))
+
+
+def erase(services: Services, email: str = EMAIL) -> None:
+    statement = sa.delete(subscribers).where(subscribers.c.email == email)
+    run_transaction(services.store, lambda tx: tx.execute(statement).rowcount)
+
+
+# What each outbox status says about its delivery (CONTRACT 4, coupling).
+COUPLING = {
+    "queued": {"queued"},
+    "leased": {"queued"},
+    "dispatching": {"sending"},
+    "sent": {"sent", "delivered", "bounced", "complained"},
+    "dead": {"failed", "rejected"},
+    "cancelled": {"superseded"},
+}
+
+
+def assert_coupled(services: Services) -> None:
+    """Outbox and deliveries agree, only the newest generation is open, and what has ended is blank."""
+    sibling = email_deliveries.alias()
+    newest = sa.select(sa.func.max(sibling.c.generation)).where(sibling.c.subscriber_id == subscribers.c.id)
+    statement = (
+        sa.select(
+            email_outbox.c.status.label("row"),
+            email_deliveries.c.status.label("delivery"),
+            email_outbox.c.message,
+            email_outbox.c.confirmation_url,
+            (email_deliveries.c.generation == newest.scalar_subquery()).label("is_newest"),
+        )
+        .join(email_deliveries, email_deliveries.c.id == email_outbox.c.delivery_id)
+        .join(subscribers, subscribers.c.id == email_deliveries.c.subscriber_id)
+    )
+    for found in run_query(services.store, lambda tx: tx.execute(statement).all()):
+        assert found.delivery in COUPLING[found.row], found
+        assert found.is_newest or found.delivery not in ("queued", "sending"), found
+        if found.row in ("sent", "dead", "cancelled"):
+            assert (found.message, found.confirmation_url) == ("", ""), found
+
+
+def refused(code: str = "smtp_550") -> Outcome:
+    return Outcome(OutcomeKind.REJECTED, code)
+
+
+def failed(code: str = "smtp_554") -> Outcome:
+    return Outcome(OutcomeKind.FAILED, code)

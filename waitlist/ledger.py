@@ -1,0 +1,181 @@
+"""The read side: what happened to one address and why, and how the queue stands, in words for the owner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from waitlist import policy
+from waitlist.errors import SchemaMismatch, StorageBusy
+from waitlist.model import (
+    Decision,
+    Delivery,
+    DeliveryStatus,
+    EventType,
+    Subscriber,
+    SubscriberStatus,
+    Suppression,
+)
+from waitlist.services import Services
+from waitlist.settings import Settings
+from waitlist.store import Transaction, run_query
+from waitlist.store.deliveries import get_deliveries
+from waitlist.store.migrate import check_schema
+from waitlist.store.reports import Event, LedgerRow, get_events, get_newest_attempt_end, get_oldest_due_at, get_requests
+from waitlist.store.subscribers import get_subscribers_everywhere, get_suppression
+from waitlist.tokens import address_hmac
+from waitlist.words import about_in_words, moment_in_words
+
+DECISION_WORDS: Final = {
+    Decision.QUEUED: "a confirmation mail was queued",
+    Decision.RETRY_QUEUED: "the last mail had failed, so a new one was queued at once",
+    Decision.RETRY_CLAIMED: "no mail: another submission had just queued the retry",
+    Decision.ALREADY_CONFIRMED: "no mail: already confirmed",
+    Decision.IN_FLIGHT: "no mail: one was on its way at that moment",
+    Decision.COOLDOWN: "no mail: the last one was too recent",
+    Decision.CAPPED: "no mail: this mailbox has had its share for a day or for 30 days",
+    Decision.SUPPRESSED: "no mail: the address is suppressed",
+    Decision.TRAPPED: "no mail: the hidden field was filled in, as robots do",
+    Decision.LIST_CLOSED: "refused: the list was closed",
+}
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """Whether this process can do its work; `problems` say what a person should look at."""
+
+    is_ready: bool
+    problems: tuple[str, ...]
+    oldest_due_seconds: int | None = None
+    systemic_fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that happened. `kind` is submission, delivery or event; `what` its status word; `words` says it."""
+
+    at: int
+    kind: str
+    list_id: str
+    what: str
+    id: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a person stands on one list, and what the next submission would do."""
+
+    list_id: str
+    status: SubscriberStatus
+    confirmed_at: int | None
+    next_mail: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    email: str
+    suppression: Suppression | None
+    standings: tuple[Standing, ...]
+    entries: tuple[Entry, ...]
+
+
+def readiness(services: Services) -> Readiness:
+    """Never raises: what is wrong is the answer."""
+    try:
+        check_schema(services.store)
+        return run_query(services.store, _readiness)
+    except (SchemaMismatch, StorageBusy) as error:
+        return Readiness(False, (str(error),))
+
+
+def explain(services: Services, email: str) -> Explanation:
+    """Every submission, mail and event of the canonical address, over all lists, in order of time."""
+    return run_query(services.store, partial(_explain, settings=services.settings, email=email))
+
+
+def _readiness(tx: Transaction) -> Readiness:
+    oldest = get_oldest_due_at(tx)
+    fault = systemic_fault(tx)
+    problems = (f"mail is held up: {fault}",) if fault else ()
+    return Readiness(True, problems, tx.now - oldest if oldest is not None else None, fault)
+
+
+def systemic_fault(tx: Transaction) -> str | None:
+    """A systemic fault is open while the newest attempt is systemic; in the provider's words."""
+    newest = get_newest_attempt_end(tx)
+    return newest.detail if newest and newest.type is EventType.SYSTEMIC else None
+
+
+def _explain(tx: Transaction, settings: Settings, email: str) -> Explanation:
+    email_hmac = address_hmac(settings.data_key_text, email)
+    suppression = get_suppression(tx, email_hmac)
+    entries = [_submission_entry(row) for row in get_requests(tx, email_hmac)]
+    standings = []
+    for subscriber in get_subscribers_everywhere(tx, email):
+        deliveries = get_deliveries(tx, subscriber.id)
+        entries += [_delivery_entry(subscriber, delivery) for delivery in deliveries]
+        entries += [_event_entry(subscriber, event) for event in get_events(tx, subscriber.id)]
+        standings.append(_standing(subscriber, deliveries, suppression, settings, tx.now))
+    entries.sort(key=lambda entry: (entry.at, _KIND_ORDER.index(entry.kind), entry.id))
+    return Explanation(email, suppression, tuple(standings), tuple(entries))
+
+
+# Within one second: the submission, then the delivery it made, then what happened to that.
+_KIND_ORDER: Final = ("submission", "delivery", "event")
+
+
+def _submission_entry(row: LedgerRow) -> Entry:
+    words = f"{row.channel} submission: {DECISION_WORDS[row.decision]}"
+    words += f" ({row.replays} replays)" if row.replays else ""
+    return Entry(row.created_at, "submission", row.list_id, row.decision, row.operation_id, words)
+
+
+def _delivery_entry(subscriber: Subscriber, delivery: Delivery) -> Entry:
+    words = f"mail {delivery.generation} ({delivery.reason}), now {delivery.status}"
+    words += f", {delivery.attempts} attempts" if delivery.attempts != 1 else ", 1 attempt"
+    words += f", {delivery.error_code}" if delivery.error_code else ""
+    return Entry(delivery.created_at, "delivery", subscriber.list_id, delivery.status, delivery.id, words)
+
+
+def _event_entry(subscriber: Subscriber, event: Event) -> Entry:
+    took = f", {event.duration_ms} ms" if event.duration_ms is not None else ""
+    words = f"{event.type}{' by ' + event.provider if event.provider else ''}{took}"
+    words += f": {event.detail}" if event.detail else ""
+    return Entry(event.at, "event", subscriber.list_id, event.type, event.delivery_id or "", words)
+
+
+def _standing(
+    subscriber: Subscriber,
+    deliveries: list[Delivery],
+    suppression: Suppression | None,
+    settings: Settings,
+    now: int,
+) -> Standing:
+    next_mail = _next_mail_words(subscriber, deliveries, suppression, settings, now)
+    return Standing(subscriber.list_id, subscriber.status, subscriber.confirmed_at, next_mail)
+
+
+def _next_mail_words(
+    subscriber: Subscriber,
+    deliveries: list[Delivery],
+    suppression: Suppression | None,
+    settings: Settings,
+    now: int,
+) -> str:
+    latest = deliveries[0] if deliveries else None
+    if suppression:
+        return f"no mail ever: suppressed ({suppression})"
+    if subscriber.status is SubscriberStatus.CONFIRMED:
+        return "no mail: confirmed"
+    if latest and latest.status is DeliveryStatus.SENDING:
+        return "a mail is on its way now"
+    if subscriber.status is SubscriberStatus.UNSUBSCRIBED or policy.is_retryable(latest):
+        return "the next submission may send a mail at once"
+    next_at = policy.next_mail_at(subscriber.confirmation_rotated_at, now, settings.cooldown_seconds)
+    if next_at <= now:
+        return "the next submission may send a mail at once"
+    waits = "is queued since" if latest and latest.status is DeliveryStatus.QUEUED else "left"
+    ago = about_in_words(now - (subscriber.confirmation_rotated_at or now))
+    return f"no mail: the last one {waits} {ago} ago, the next is possible at {moment_in_words(next_at)}"
