@@ -388,6 +388,8 @@ class PostgreSQL:
     RERUN: Final = ("40001", "40P01")
     LOCK_WAIT: Final = ("55P03", "57014")
     MISSING: Final = ("42P01", "42703")
+    # A standby, or a server put to read-only: psycopg takes it for an internal error.
+    READ_ONLY: Final = ("25006",)
 
     def __init__(self, url: sa.URL, lock_wait: float) -> None:
         options = (
@@ -437,7 +439,8 @@ class PostgreSQL:
             return StorageBusy()
         if state in self.MISSING:
             return SchemaMismatch()
-        return StorageUnavailable() if isinstance(error, OperationalError | InterfaceError) else error
+        is_gone = isinstance(error, OperationalError | InterfaceError) or state in self.READ_ONLY
+        return StorageUnavailable() if is_gone else error
 
     @contextmanager
     def upgrade_turn(self) -> Iterator[sa.Connection]:
