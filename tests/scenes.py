@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -66,6 +67,42 @@ def set_delivery_status(services: Services, status: DeliveryStatus, email: str =
 
 def count(services: Services, table: sa.Table) -> int:
     return run_query(services.store, lambda tx: tx.execute(sa.select(sa.func.count()).select_from(table)).scalar_one())
+
+
+def outbox_rows(services: Services) -> list[Any]:
+    """The oldest first."""
+    statement = sa.select(email_outbox).order_by(email_outbox.c.created_at, email_outbox.c.id)
+    return list(run_query(services.store, lambda tx: tx.execute(statement).all()))
+
+
+def queue_mails(services: Services, how_many: int) -> None:
+    """So many pending people with one queued mail each, straight into the tables: copies of one real submission."""
+    join(services, "p0@example.com")
+
+    def body(tx: Transaction) -> None:
+        person = dict(tx.execute(sa.select(subscribers)).mappings().one())
+        delivery = dict(tx.execute(sa.select(email_deliveries)).mappings().one())
+        row = dict(tx.execute(sa.select(email_outbox)).mappings().one())
+        del delivery["sequence"]
+        people, mails, rows = [], [], []
+        for number in range(1, how_many):
+            ids = {"id": f"s{number}", "email": f"p{number}@example.com"}
+            people.append(person | ids | {"confirmation_token_hash": f"t{number}"})
+            mails.append(
+                delivery
+                | {"id": f"d{number}", "subscriber_id": f"s{number}", "operation_key": f"k{number}"}
+                | {"token_hash": f"t{number}", "signup_request_id": None}
+            )
+            rows.append(row | {"id": f"o{number}", "delivery_id": f"d{number}", "recipient": ids["email"]})
+        for table, values in ((subscribers, people), (email_deliveries, mails), (email_outbox, rows)):
+            if values:
+                tx.execute(sa.insert(table), values)
+
+    run_transaction(services.store, body)
+
+
+def set_setting(services: Services, **changes: Any) -> Services:
+    return replace(services, settings=services.settings.model_copy(update=changes))
 
 
 def everything(services: Services) -> dict[str, list[Any]]:

@@ -44,7 +44,7 @@ from waitlist.store.outbox import (
     count_in_hand,
     end_held,
     end_queued,
-    expire_claim,
+    expire_claims,
     lock_expired,
     lock_row,
     lock_stale,
@@ -302,17 +302,20 @@ def _settle_doubt(tx: Transaction, sender: Sender, row: OutboxRow, *, due_at: in
 
 
 def _recover(tx: Transaction, settings: Settings, sender: Sender) -> int:
-    horizon = tx.now + settings.lease_seconds + policy.CLOCK_TOLERANCE_SECONDS
-    expired = lock_expired(tx, horizon=horizon, most=RECOVER_BATCH)
+    expiry = {
+        "horizon": tx.now + settings.lease_seconds + policy.CLOCK_TOLERANCE_SECONDS,
+        "most_claims": policy.MOST_CLAIMS,
+        "most": RECOVER_BATCH,
+    }
+    freed = expire_claims(tx, **expiry)
+    expired = lock_expired(tx, **expiry)
     for row in expired:
         if row.status is OutboxStatus.DISPATCHING:
             # Its worker died with the mail on the wire.
             _settle_doubt(tx, sender, row, due_at=tx.now, error="the lease ran out on the wire")
             insert_event(tx, row.delivery_id, EventType.IN_DOUBT, provider=row.provider, detail="lease expired")
-        elif row.claims >= policy.MOST_CLAIMS:
-            _bury(tx, row, "crash_loop")
         else:
-            expire_claim(tx, row)
+            _bury(tx, row, "crash_loop")
     stale = lock_stale(
         tx,
         expired_before=tx.now - policy.EXPIRED_LINK_GRACE_SECONDS,
@@ -323,7 +326,7 @@ def _recover(tx: Transaction, settings: Settings, sender: Sender) -> int:
         if end_queued(tx, row, OutboxStatus.DEAD, "link_expired"):
             mark_settled(tx, row.delivery_id, DeliveryStatus.FAILED, "link_expired")
             insert_event(tx, row.delivery_id, EventType.FAILED, detail="link_expired")
-    return max(len(expired), len(stale))
+    return max(freed, len(expired), len(stale))
 
 
 def _bury(tx: Transaction, row: OutboxRow, code: str) -> bool:

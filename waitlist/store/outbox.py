@@ -92,17 +92,19 @@ _IS_DUE = and_(
     # A due time beyond the horizon was written by a wrong clock.
     or_(_o.available_at <= bindparam("now"), _o.available_at > bindparam("horizon")),
 )
-_DUE_IDS = (
+_DUE = (
     select(_o.id)
     .join(email_deliveries, _d.id == _o.delivery_id)
     .where(_IS_DUE, _IS_LINK_FRESH, _left > 0)
     .order_by(_o.available_at, _o.id)
     .limit(bindparam("most"))
     .with_for_update(of=email_outbox, skip_locked=True)
+    # A CTE, not a subquery: PostgreSQL may run a subquery once per row, and then LIMIT limits nothing.
+    .cte("due")
 )
 _CLAIM = (
     sa.update(email_outbox)
-    .where(_o.id.in_(_DUE_IDS.scalar_subquery()), _o.status == OutboxStatus.QUEUED)
+    .where(_o.id.in_(select(_DUE.c.id)), _o.status == OutboxStatus.QUEUED)
     .values(
         status=OutboxStatus.LEASED,
         lease_token=bindparam("lease"),
@@ -110,11 +112,21 @@ _CLAIM = (
         lease_expires_at=bindparam("until"),
     )
 )
+_IS_EXPIRED = and_(
+    _IS_HELD,
+    # A lease that ends further ahead than any may was written by a wrong clock.
+    or_(_o.lease_expires_at <= bindparam("now"), _o.lease_expires_at > bindparam("horizon")),
+)
+_IS_ONLY_CLAIMED = and_(_o.status == OutboxStatus.LEASED, _o.claims < bindparam("most_claims"))
+_EXPIRED_CLAIMS = (
+    select(_o.id)
+    .where(_IS_EXPIRED, _IS_ONLY_CLAIMED)
+    .limit(bindparam("most"))
+    .with_for_update(skip_locked=True)
+    .cte("expired")
+)
 _EXPIRED = (
-    _ROW.where(
-        _IS_HELD,
-        or_(_o.lease_expires_at <= bindparam("now"), _o.lease_expires_at > bindparam("horizon")),
-    )
+    _ROW.where(_IS_EXPIRED, ~_IS_ONLY_CLAIMED)
     .order_by(_o.lease_expires_at)
     .limit(bindparam("most"))
     .with_for_update(of=email_outbox, skip_locked=True)
@@ -149,7 +161,11 @@ _REQUEUE = _held.where(_o.status == OutboxStatus.DISPATCHING).values(
 _UNDO_BEGIN = _held.where(_o.status == OutboxStatus.DISPATCHING).values(
     {**_AGAIN, "attempts": _o.attempts - 1, "available_at": bindparam("due_at"), "last_error": bindparam("error")}
 )
-_EXPIRE_CLAIM = _held.where(_o.status == OutboxStatus.LEASED).values({**_AGAIN, "claims": _o.claims + 1})
+_EXPIRE_CLAIMS = (
+    sa.update(email_outbox)
+    .where(_o.id.in_(select(_EXPIRED_CLAIMS.c.id)), _o.status == OutboxStatus.LEASED)
+    .values({**_AGAIN, "claims": _o.claims + 1})
+)
 _END_HELD = _held.values({**_ENDED, "status": bindparam("new_status"), "last_error": bindparam("error")})
 _END_QUEUED = _update.where(_o.status == OutboxStatus.QUEUED).values(
     {**_ENDED, "status": bindparam("new_status"), "last_error": bindparam("error")}
@@ -203,9 +219,16 @@ def lock_row(tx: Transaction, outbox_id: str) -> OutboxRow | None:
     return _row(row) if row else None
 
 
-def lock_expired(tx: Transaction, *, horizon: int, most: int) -> list[OutboxRow]:
-    """Rows whose lease ran out, or ends further ahead than any lease may."""
-    return [_row(row) for row in tx.execute(_EXPIRED, {"now": tx.now, "horizon": horizon, "most": most})]
+def expire_claims(tx: Transaction, *, horizon: int, most_claims: int, most: int) -> int:
+    """Give back rows whose lease ran out before their dispatch; returns how many. It counts as one claim each."""
+    values = {"now": tx.now, "horizon": horizon, "most_claims": most_claims, "most": most}
+    return tx.execute(_EXPIRE_CLAIMS, values).rowcount
+
+
+def lock_expired(tx: Transaction, *, horizon: int, most_claims: int, most: int) -> list[OutboxRow]:
+    """The expired rows that need a decision: on the wire, or claimed `most_claims` times for nothing."""
+    values = {"now": tx.now, "horizon": horizon, "most_claims": most_claims, "most": most}
+    return [_row(row) for row in tx.execute(_EXPIRED, values)]
 
 
 def lock_stale(tx: Transaction, *, expired_before: int, longest_backoff: int, most: int) -> list[OutboxRow]:
@@ -235,10 +258,6 @@ def mark_dispatching(tx: Transaction, row: OutboxRow, until: int) -> bool:
 def release(tx: Transaction, row: OutboxRow) -> bool:
     """Give back a row that was claimed and not begun, as if it had not been claimed."""
     return _acted(tx, _RELEASE, row)
-
-
-def expire_claim(tx: Transaction, row: OutboxRow) -> bool:
-    return _acted(tx, _EXPIRE_CLAIM, row)
 
 
 def requeue(tx: Transaction, row: OutboxRow, *, due_at: int, in_doubt: bool, error: str) -> bool:

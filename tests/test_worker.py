@@ -1,0 +1,593 @@
+"""The worker's state machine on both engines: claim, begin dispatch, send, settle, and whatever can go wrong between."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import sqlalchemy as sa
+
+from tests.factories import FakeClock, FakeSender, make_list
+from tests.scenes import (
+    EMAIL,
+    a_worker,
+    assert_coupled,
+    deliveries,
+    drain,
+    erase,
+    everything,
+    failed,
+    join,
+    outbox_rows,
+    queue_mails,
+    refused,
+    set_setting,
+    statuses,
+    subscriber,
+    token_in,
+)
+from waitlist import confirmation, ledger, outbox, policy
+from waitlist.mail.base import Mail
+from waitlist.model import DeliveryStatus, OutboxStatus, Outcome, OutcomeKind, SubscriberStatus
+from waitlist.outbox import Dispatch, Finished
+from waitlist.services import Services
+from waitlist.store import run_query, run_transaction
+from waitlist.store.outbox import OutboxRow, get_row
+from waitlist.store.schema import delivery_events, email_outbox
+
+LEASE = 60
+DAY = 86_400
+ACCEPTED = Outcome(OutcomeKind.ACCEPTED, "250")
+TEMPORARY = Outcome(OutcomeKind.TEMPORARY, "smtp_451", "greylisted")
+SYSTEMIC = Outcome(OutcomeKind.SYSTEMIC, "auth_failed", "535")
+DOUBT = Outcome(OutcomeKind.IN_DOUBT, "lost_after_dot")
+
+
+@pytest.fixture(autouse=True)
+def _launch(services: Services) -> None:
+    make_list(services)
+
+
+def claim_one(services: Services, owner: str = "one") -> OutboxRow:
+    (row,) = outbox.claim(services, owner, 1)
+    return row
+
+
+def begin(services: Services, row: OutboxRow) -> Dispatch | None:
+    return run_transaction(services.store, lambda tx: outbox.begin_dispatch(tx, services.settings, "fake", row))
+
+
+def settle(services: Services, dispatch: Dispatch, outcome: Outcome, sender: FakeSender | None = None) -> None:
+    finished = Finished(dispatch, outcome, duration_ms=7)
+    run_transaction(services.store, lambda tx: outbox.settle(tx, sender or FakeSender(), finished, 0.5))
+
+
+def recover(services: Services, sender: FakeSender | None = None) -> int:
+    return outbox.recover(services, sender or FakeSender())
+
+
+def row_of(services: Services, row: OutboxRow) -> OutboxRow:
+    found = run_query(services.store, lambda tx: get_row(tx, row.id))
+    assert found is not None
+    return found
+
+
+def test_accepted_mail_is_sent_once_and_blanked(services: Services, sender: FakeSender) -> None:
+    sender.answer_with(Outcome(OutcomeKind.ACCEPTED, "250", provider_message_id="abc"))
+    join(services)
+
+    counts = drain(services)
+    drain(services)
+
+    (delivery,) = deliveries(services)
+    assert counts.outcomes == {OutcomeKind.ACCEPTED: 1}
+    assert (delivery.status, delivery.attempts, delivery.provider) == (DeliveryStatus.SENT, 1, "fake")
+    assert delivery.provider_message_id == "abc"
+    assert len(sender.mails) == 1
+    assert_coupled(services)
+
+
+def test_temporary_failure_waits_longer_each_time(services: Services, sender: FakeSender, clock: FakeClock) -> None:
+    sender.answer_with(*[TEMPORARY] * 3)
+    join(services)
+
+    for attempt in (1, 2, 3):
+        drain(services)
+        (row,) = outbox_rows(services)
+        whole = 15 * 2 ** (attempt - 1)
+        assert whole / 2 - 1 <= row.available_at - clock.now <= whole
+        assert (row.status, row.attempts) == (OutboxStatus.QUEUED, attempt)
+        clock.now = row.available_at - 1
+        assert drain(services).attempts == 0
+        clock.now = row.available_at
+    drain(services)
+
+    assert statuses(services) == [DeliveryStatus.SENT]
+    assert len({mail.to_json() for mail in sender.mails}) == 1, "the same bytes on every try"
+
+
+def test_temporary_failures_end_when_the_link_is_too_old(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    sender.answer_with(*[TEMPORARY] * 10_000)
+    join(services)
+    (delivery,) = deliveries(services)
+
+    while clock.now < delivery.token_expires_at + 2 * DAY:
+        drain(services)
+        clock.advance(900)
+    assert all_sent_before(services, delivery.token_expires_at - policy.LINK_MARGIN_SECONDS)
+
+    drain(services)
+    assert statuses(services) == [DeliveryStatus.FAILED]
+    assert deliveries(services)[0].error_code == "link_expired"
+    assert_coupled(services)
+
+
+def all_sent_before(services: Services, moment: int) -> bool:
+    newest = sa.select(sa.func.max(delivery_events.c.at)).where(delivery_events.c.type == "attempt")
+    return bool(run_query(services.store, lambda tx: tx.execute(newest).scalar_one()) <= moment)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"), [(refused(), DeliveryStatus.REJECTED), (failed(), DeliveryStatus.FAILED)]
+)
+def test_refused_mail_ends_dead_and_stops_no_other(
+    services: Services, sender: FakeSender, outcome: Outcome, status: DeliveryStatus
+) -> None:
+    sender.answer_with(outcome)
+    join(services)
+    join(services, "other@example.com")
+
+    drain(services)
+
+    assert statuses(services) == [status]
+    assert statuses(services, "other@example.com") == [DeliveryStatus.SENT]
+    assert_coupled(services)
+
+
+def test_systemic_fault_stops_the_drain_and_marks_nobody(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    sender.answer_with(SYSTEMIC)
+    for name in "abc":
+        join(services, f"{name}@example.com")
+
+    counts = drain(services)
+
+    assert counts.fault == "auth_failed 535"
+    assert len(sender.mails) == 1
+    for name in "abc":
+        (delivery,) = deliveries(services, f"{name}@example.com")
+        assert (delivery.status, delivery.attempts) == (DeliveryStatus.QUEUED, 0)
+        assert delivery.first_dispatch_at is None
+    assert [(row.status, row.attempts, row.claims) for row in outbox_rows(services)] == [("queued", 0, 0)] * 3
+    assert ledger.readiness(services).systemic_fault == "auth_failed 535"
+
+    clock.advance(5)
+    drain(services)
+    assert len(sender.mails) == 4
+    assert ledger.readiness(services).systemic_fault is None
+
+
+def test_mail_that_makes_the_provider_say_systemic_does_not_block_the_others(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    join(services, "poison@example.com")
+    clock.advance(1)
+    join(services, "fine@example.com")
+    sender.answer_with(SYSTEMIC)
+
+    drain(services)
+    drain(services)
+
+    assert statuses(services, "fine@example.com") == [DeliveryStatus.SENT]
+
+
+def test_systemic_fault_does_not_use_up_the_mail_cap(services: Services, sender: FakeSender, clock: FakeClock) -> None:
+    for _ in range(4):
+        sender.answer_with(SYSTEMIC)
+        assert join(services).decision == "queued"
+        drain(services)
+        clock.advance(600)
+
+
+@pytest.mark.parametrize("attempts_before_doubt", [0, 1])
+def test_doubt_without_a_provider_key_sends_one_more_copy_and_then_fails(
+    services: Services, sender: FakeSender, clock: FakeClock, attempts_before_doubt: int
+) -> None:
+    sender.answer_with(*[TEMPORARY] * attempts_before_doubt, DOUBT, DOUBT, DOUBT)
+    join(services)
+
+    for _ in range(6):
+        drain(services)
+        clock.advance(900)
+
+    (delivery,) = deliveries(services)
+    assert (delivery.status, delivery.error_code) == (DeliveryStatus.FAILED, "in_doubt")
+    assert len(sender.mails) == attempts_before_doubt + 2
+    assert len({mail.to_json() for mail in sender.mails}) == 1
+    assert_coupled(services)
+
+
+def test_doubt_with_a_provider_key_asks_again_inside_the_window_and_never_after(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    sender.key_window_seconds = 2 * 3600
+    sender.answer_with(*[DOUBT] * 100)
+    join(services)
+    begun = clock.now
+
+    while statuses(services) != [DeliveryStatus.FAILED]:
+        drain(services)
+        clock.advance(900)
+
+    assert len(sender.mails) > 3
+    assert all_sent_before(services, int(begun) + 3600 + 900)
+    assert set(sender.keys) == {deliveries(services)[0].id}
+
+
+def test_expired_lease_on_the_wire_is_in_doubt_and_sent_once_more_at_once(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    join(services)
+    assert begin(services, claim_one(services)) is not None
+
+    clock.advance(LEASE - 1)
+    assert drain(services).attempts == 0
+    clock.advance(1)
+    drain(services)
+
+    assert statuses(services) == [DeliveryStatus.SENT]
+    assert len(sender.mails) == 1
+
+
+def test_expired_lease_on_the_wire_twice_is_failed_in_doubt(services: Services, clock: FakeClock) -> None:
+    join(services)
+    for _ in range(2):
+        assert begin(services, claim_one(services)) is not None
+        clock.advance(LEASE)
+        recover(services)
+
+    (delivery,) = deliveries(services)
+    assert (delivery.status, delivery.error_code) == (DeliveryStatus.FAILED, "in_doubt")
+    assert_coupled(services)
+
+
+def test_stale_lease_cannot_settle_a_failure(services: Services, clock: FakeClock) -> None:
+    join(services)
+    late = begin(services, claim_one(services, "late"))
+    assert late is not None
+    clock.advance(LEASE)
+    recover(services)
+    heir = begin(services, claim_one(services, "heir"))
+    before = everything(services)
+
+    for outcome in (refused(), failed(), TEMPORARY, SYSTEMIC, DOUBT):
+        settle(services, late, outcome)
+
+    assert everything(services) == before
+    assert heir is not None
+    settle(services, heir, ACCEPTED)
+    settle(services, late, refused())
+    assert statuses(services) == [DeliveryStatus.SENT]
+    assert_coupled(services)
+
+
+@pytest.mark.parametrize("heir_outcome", [refused(), TEMPORARY, None])
+def test_late_acceptance_is_kept_whatever_became_of_the_lease(
+    services: Services, clock: FakeClock, heir_outcome: Outcome | None
+) -> None:
+    join(services)
+    late = begin(services, claim_one(services, "late"))
+    assert late is not None
+    clock.advance(LEASE)
+    recover(services)
+    heir = begin(services, claim_one(services, "heir"))
+    assert heir is not None
+    if heir_outcome:
+        settle(services, heir, heir_outcome)
+
+    settle(services, late, ACCEPTED)
+
+    assert statuses(services) == [DeliveryStatus.SENT]
+    settle(services, heir, refused())
+    assert statuses(services) == [DeliveryStatus.SENT]
+    assert row_of(services, late.row).lease_token is None
+    clock.advance(DAY // 2)
+    assert drain(services).attempts == 0
+    assert_coupled(services)
+
+
+def test_settle_of_an_erased_row_writes_nothing(services: Services) -> None:
+    join(services)
+    dispatch = begin(services, claim_one(services))
+    assert dispatch is not None
+    erase(services)
+    before = everything(services)
+
+    for outcome in (ACCEPTED, refused(), DOUBT):
+        settle(services, dispatch, outcome)
+
+    assert everything(services) == before
+
+
+def test_lease_that_expired_before_dispatch_returns_without_an_attempt(services: Services, clock: FakeClock) -> None:
+    join(services)
+    row = claim_one(services)
+    clock.advance(LEASE)
+
+    assert recover(services) == 1
+
+    back = row_of(services, row)
+    assert (back.status, back.attempts, back.claims, back.in_doubt) == (OutboxStatus.QUEUED, 0, 1, False)
+    assert begin(services, row) is None, "the old claim is worth nothing now"
+
+
+def test_row_that_kills_its_worker_again_and_again_ends_dead(services: Services, clock: FakeClock) -> None:
+    join(services)
+
+    for _ in range(policy.MOST_CLAIMS + 1):
+        claim_one(services)
+        clock.advance(LEASE)
+        recover(services)
+
+    (delivery,) = deliveries(services)
+    assert (delivery.status, delivery.error_code) == (DeliveryStatus.FAILED, "crash_loop")
+    assert_coupled(services)
+
+
+def test_poison_row_ends_dead_and_never_stops_the_others(services: Services, sender: FakeSender) -> None:
+    for name in ("hash", "json", "header", "fine"):
+        join(services, f"{name}@example.com")
+    for name, message in {
+        "hash": "anything",
+        "json": "{",
+        "header": '{"subject":"a\\nBcc: x@example.com","text":"","html":"","headers":[["From","a@example.com"]]}',
+    }.items():
+        spoil(services, f"{name}@example.com", message, keep_hash=name == "hash")
+
+    drain(services)
+
+    for name in ("hash", "json", "header"):
+        (delivery,) = deliveries(services, f"{name}@example.com")
+        assert (delivery.status, delivery.error_code) == (DeliveryStatus.FAILED, "damaged")
+    assert [mail.recipient for mail in sender.mails] == ["fine@example.com"]
+    assert_coupled(services)
+
+
+def spoil(services: Services, email: str, message: str, *, keep_hash: bool) -> None:
+    import hashlib
+
+    values = {"message": message} | (
+        {} if keep_hash else {"payload_hash": hashlib.sha256(message.encode()).hexdigest()}
+    )
+    statement = sa.update(email_outbox).where(email_outbox.c.recipient == email).values(values)
+    run_transaction(services.store, lambda tx: tx.execute(statement).rowcount)
+
+
+def test_sender_that_raises_leaves_its_mail_in_doubt_and_the_others_go_on(
+    services: Services, sender: FakeSender
+) -> None:
+    sender.answer_with(RuntimeError("a bug"))  # type: ignore[arg-type]
+    join(services, "first@example.com")
+    join(services, "second@example.com")
+
+    drain(services)
+
+    assert [row.in_doubt for row in outbox_rows(services)] == [True, False]
+    assert statuses(services, "second@example.com") == [DeliveryStatus.SENT]
+
+
+def test_mail_of_somebody_no_longer_pending_is_superseded(services: Services, sender: FakeSender) -> None:
+    join(services)
+    row = claim_one(services)
+    set_subscriber(services, SubscriberStatus.UNSUBSCRIBED)
+
+    assert begin(services, row) is None
+
+    assert statuses(services) == [DeliveryStatus.SUPERSEDED]
+    assert sender.mails == []
+    assert_coupled(services)
+
+
+def set_subscriber(services: Services, status: SubscriberStatus) -> None:
+    from waitlist.store.schema import subscribers
+
+    statement = sa.update(subscribers).values(status=status, unsubscribed_at=1)
+    run_transaction(services.store, lambda tx: tx.execute(statement).rowcount)
+
+
+@pytest.mark.parametrize(("hours", "mails"), [(22.9, 1), (23.1, 0), (25, 0)])
+def test_mail_whose_link_is_nearly_over_is_never_sent(
+    services: Services, sender: FakeSender, clock: FakeClock, hours: float, mails: int
+) -> None:
+    join(services)
+    clock.advance(hours * 3600)
+
+    drain(services)
+
+    assert len(sender.mails) == mails
+
+
+def test_short_lived_link_is_sent_while_a_quarter_of_its_life_is_left(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    short = set_setting(services, token_ttl_seconds=1200)
+    join(short)
+
+    clock.advance(901)
+    assert drain(short).attempts == 0
+    clock.advance(-1)
+    assert drain(short).attempts == 1
+
+
+def test_too_old_mails_stop_nobody_and_a_resubmission_supersedes_one(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    for number in range(60):
+        join(services, f"old{number}@example.com")
+    clock.advance(25 * 3600)
+    join(services, "new@example.com")
+    join(services, "old1@example.com")
+
+    drain(services)
+
+    assert sorted(mail.recipient for mail in sender.mails) == ["new@example.com", "old1@example.com"]
+    assert statuses(services, "old1@example.com") == [DeliveryStatus.SUPERSEDED, DeliveryStatus.SENT]
+    assert statuses(services, "old2@example.com") == [DeliveryStatus.QUEUED]
+
+
+def test_worker_clock_one_day_ahead_marks_nobody_failed(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    join(services)
+    clock.advance(DAY)
+
+    drain(services)
+    assert statuses(services) == [DeliveryStatus.QUEUED]
+
+    clock.advance(-DAY)
+    drain(services)
+    assert statuses(services) == [DeliveryStatus.SENT]
+
+
+def test_due_time_and_lease_far_ahead_count_as_reached(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    clock.advance(DAY)
+    join(services, "due@example.com")
+    join(services, "leased@example.com")
+    outbox.claim(services, "gone", 1)
+    clock.advance(-DAY)
+
+    drain(services)
+
+    assert len(sender.mails) == 2
+
+
+def test_hourly_budget_lets_the_rest_wait(services: Services, sender: FakeSender, clock: FakeClock) -> None:
+    frugal = set_setting(services, mail_budget_per_hour=3)
+    for number in range(5):
+        join(frugal, f"p{number}@example.com")
+
+    drain(frugal)
+    assert len(sender.mails) == 3
+    clock.advance(3599)
+    drain(frugal)
+    assert len(sender.mails) == 3
+    clock.advance(1)
+    drain(frugal)
+    assert len(sender.mails) == 5
+
+
+def test_limit_counts_attempts(services: Services, sender: FakeSender) -> None:
+    for number in range(5):
+        join(services, f"p{number}@example.com")
+
+    assert drain(services, limit=3).attempts == 3
+    assert len(sender.mails) == 3
+
+
+def test_stop_finishes_the_mail_on_the_wire_and_releases_the_rest(services: Services) -> None:
+    for number in range(3):
+        join(services, f"p{number}@example.com")
+    worker = a_worker(services)
+    stopping = replace(worker, on_mail=lambda _outcome: worker.stop.set())
+
+    counts = outbox.drain(stopping)
+
+    assert counts.attempts == 1
+    assert [(row.status, row.claims) for row in outbox_rows(services)] == [("sent", 0), ("queued", 0), ("queued", 0)]
+
+
+def test_mail_is_given_back_when_half_a_lease_has_passed(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        join(services, f"p{number}@example.com")
+    stopwatch = SimpleNamespace(now=0.0, monotonic=lambda: stopwatch.now, perf_counter=time.perf_counter)
+    monkeypatch.setattr(outbox, "time", stopwatch)
+    worker = replace(a_worker(services), on_mail=lambda _outcome: setattr(stopwatch, "now", LEASE / 2))
+
+    counts = outbox.send_batch(worker, outbox.claim(services, "slow", 3))
+
+    assert counts.attempts == 1
+    assert [(row.status, row.claims) for row in outbox_rows(services)] == [("sent", 0), ("queued", 0), ("queued", 0)]
+
+
+def test_confirming_through_the_link_proves_that_a_doubtful_mail_arrived(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    sender.answer_with(DOUBT)
+    join(services)
+    drain(services)
+
+    confirmation.confirm(services, token_in(sender.mails[0]))
+    clock.advance(900)
+    drain(services)
+
+    assert statuses(services) == [DeliveryStatus.SENT]
+    assert len(sender.mails) == 1
+    assert_coupled(services)
+
+
+def test_confirming_cancels_a_newer_mail_that_is_still_queued(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    join(services)
+    drain(services)
+    clock.advance(600)
+    join(services)
+
+    confirmation.confirm(services, token_in(sender.mails[0]))
+    drain(services)
+
+    assert statuses(services) == [DeliveryStatus.SENT, DeliveryStatus.SUPERSEDED]
+    assert len(sender.mails) == 1
+    assert subscriber(services).status is SubscriberStatus.CONFIRMED
+
+
+def test_two_messages_never_share_an_object(services: Services, sender: FakeSender) -> None:
+    join(services, "a@example.com")
+    join(services, "b@example.com")
+
+    drain(services)
+
+    first, second = sender.mails
+    assert first is not second
+    assert (first.recipient, second.recipient) == ("a@example.com", "b@example.com")
+    assert token_in(first) != token_in(second)
+
+
+def test_ten_thousand_expired_leases_all_come_back(services: Services, clock: FakeClock) -> None:
+    queue_mails(services, 10_000)
+    assert len(outbox.claim(services, "gone", 10_000)) == 10_000
+    clock.advance(LEASE)
+
+    assert recover(services) == 10_000
+
+    assert {(row.status, row.claims, row.attempts) for row in outbox_rows(services)} == {("queued", 1, 0)}
+
+
+def test_every_attempt_is_an_event_with_its_outcome_and_duration(services: Services, sender: FakeSender) -> None:
+    sender.answer_with(TEMPORARY)
+    join(services)
+    drain(services)
+
+    found = ledger.explain(services, EMAIL)
+
+    assert [entry.what for entry in found.entries if entry.kind == "event"] == ["attempt", "temporary"]
+    statement = sa.select(delivery_events.c.type, delivery_events.c.duration_ms, delivery_events.c.detail)
+    events = run_query(services.store, lambda tx: tx.execute(statement).all())
+    assert [(event.type, event.duration_ms is not None) for event in events] == [
+        ("attempt", False),
+        ("temporary", True),
+    ]
+    assert EMAIL not in repr(events)
+
+
+def test_mail_object_survives_the_outbox_unchanged() -> None:
+    mail = Mail("a@example.com", "Sübject", "text\n", "<p>", (("From", "W <w@example.com>"), ("Date", "x")))
+
+    assert Mail.from_json("a@example.com", mail.to_json()) == mail
