@@ -14,6 +14,7 @@ from waitlist.mail.base import Mail
 from waitlist.model import Answer, Delivery, DeliveryStatus, Outcome, OutcomeKind, Subscriber
 from waitlist.outbox import Counts, Worker
 from waitlist.services import Services
+from waitlist.settings import Settings
 from waitlist.store import Transaction, run_query, run_transaction
 from waitlist.store.deliveries import get_deliveries
 from waitlist.store.schema import email_deliveries, email_outbox, metadata, signup_requests, subscribers
@@ -166,3 +167,11 @@ def refused(code: str = "smtp_550") -> Outcome:
 
 def failed(code: str = "smtp_554") -> Outcome:
     return Outcome(OutcomeKind.FAILED, code)
+
+
+def services_at(settings: Settings, clock: Any = None, sender: Any = None) -> Services:
+    """What one more process of the same installation has."""
+    from waitlist import create_app
+
+    services: Services = create_app(settings, sender=sender, clock=clock).extensions["waitlist"]
+    return services
