@@ -79,7 +79,7 @@ def seconds_until_allowed() -> int:
     """For a request that was just refused, by the limiter's own clock."""
     limiter: Limiter = current_app.extensions[_LIMITER]
     current = limiter.current_limit
-    return max(1, round(current.reset_at - time.time())) if current else 1
+    return max(1, int(current.reset_at - time.time())) if current else 1
 
 
 def client_key() -> str:
