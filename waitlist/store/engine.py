@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -285,7 +286,8 @@ class SQLite:
 
     def _engine(self, mode: str, prepare: Callable[[Any], None], **pool: int) -> sa.Engine:
         engine = sa.create_engine(
-            sa.URL.create("sqlite", database=str(self.path)),
+            # rw: a missing file is never made by the way, with whatever mode the umask leaves; upgrade_turn() makes it.
+            sa.URL.create("sqlite", database=f"file:{quote(str(self.path))}", query={"mode": "rw", "uri": "true"}),
             module=sqlite_module(),
             # None: the driver begins no transaction on its own, so that ours begins the way we say.
             connect_args={"isolation_level": None, "timeout": self._lock_wait, "check_same_thread": False},

@@ -22,6 +22,8 @@ def newest_revision() -> str:
 
 def current_revision(store: Store) -> str | None:
     """The revision the database is at; None for an empty one."""
+    if not store.database.exists():
+        return None
     try:
         with store.database.read_engine.connect() as connection:
             return MigrationContext.configure(connection).get_current_revision()

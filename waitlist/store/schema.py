@@ -84,7 +84,8 @@ subscribers = sa.Table(
         name="subscribers_consent_fkey",
     ),
     _one_of("subscribers_status_check", "status", model.SubscriberStatus),
-    CheckConstraint("email = lower(email)", name="subscribers_email_check"),
+    # || '': a bare column would bring its NOCASE into the comparison, and the CHECK would hold for any case.
+    CheckConstraint("email || '' = lower(email)", name="subscribers_email_check"),
     CheckConstraint(
         "(confirmation_token_hash IS NULL) = (confirmation_expires_at IS NULL)", name="subscribers_token_check"
     ),

@@ -109,7 +109,7 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "(confirmation_token_hash IS NULL) = (confirmation_expires_at IS NULL)", name="subscribers_token_check"
         ),
-        sa.CheckConstraint("email = lower(email)", name="subscribers_email_check"),
+        sa.CheckConstraint("email || '' = lower(email)", name="subscribers_email_check"),
         sa.ForeignKeyConstraint(
             ["list_id", "consent_version"],
             ["consent_texts.list_id", "consent_texts.version"],
