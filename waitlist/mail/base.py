@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from email.utils import parseaddr
 from typing import Final, Protocol
@@ -11,6 +12,11 @@ from waitlist.model import Outcome
 
 # Smuggled-in headers end here, whatever let them through before.
 _LINE_ENDS: Final = ("\r", "\n", "\0")
+# Characters of a provider's answer that are kept, and those of it that are looked at.
+LONGEST_DETAIL: Final = 300
+_LONGEST_REPLY: Final = 2000
+# Also as it stands in a URL. Greedy on purpose: better too much hidden than too little.
+_ADDRESS: Final = re.compile(r"""[^\s<>()\[\],;:"/?&]+(?:@|%40)[^\s<>()\[\],;:"/?&]+""", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,15 @@ class Mail:
         if any(end in value for pair in (*headers, (recipient, mail.subject)) for value in pair for end in _LINE_ENDS):
             raise ValueError("a header of the frozen message holds a line end")
         return mail
+
+
+def scrub(text: str, *, recipient: str) -> str:
+    """A provider's words as one line without any address, cut. Providers like to repeat the address they refuse."""
+    printable = "".join(character if character.isprintable() else " " for character in text[:_LONGEST_REPLY])
+    line = _ADDRESS.sub("[address]", " ".join(printable.split()))
+    if local_part := recipient.rpartition("@")[0]:
+        line = re.sub(rf"(?<![\w.]){re.escape(local_part)}(?!\w)", "[address]", line, flags=re.IGNORECASE)
+    return line[:LONGEST_DETAIL]
 
 
 class Sender(Protocol):

@@ -10,11 +10,14 @@ from waitlist.errors import SettingsError
 from waitlist.mail.base import Sender
 from waitlist.mail.console import ConsoleSender
 from waitlist.mail.file import FileSender
+from waitlist.mail.smtp import SmtpSender
 from waitlist.settings import Settings
 
 _FACTORIES: Final[dict[str, Callable[[Settings], Sender]]] = {
     "file": FileSender.from_settings,
     "console": ConsoleSender.from_settings,
+    "smtp": SmtpSender.from_settings,
+    "smtps": SmtpSender.from_settings,
 }
 
 
