@@ -284,6 +284,29 @@ def test_looking_for_a_database_makes_no_file(empty: Store) -> None:
     assert not Path(str(empty.url.database)).exists()
 
 
+@pytest.mark.parametrize(
+    "url", ["postgresql://nobody:hunter2@127.0.0.1:1/nothing", "sqlite:////proc/nowhere/waitlist.sqlite3"]
+)
+def test_upgrade_of_an_unreachable_database_is_unavailable(url: str) -> None:
+    store = Store(url, lock_wait=0.5)
+    try:
+        with pytest.raises(StorageUnavailable) as error:
+            upgrade(store)
+        assert "hunter2" not in str(error.value)
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+def test_upgrade_on_a_full_disk_is_unavailable_and_leaves_nothing(empty: Store) -> None:
+    with empty.database.upgrade_turn() as connection:
+        connection.connection.cursor().execute("PRAGMA max_page_count=5")
+
+    with pytest.raises(StorageUnavailable):
+        upgrade(empty)
+    assert current_revision(empty) is None
+
+
 # The promises of CONTRACT 1 and 4 that the database itself keeps.
 
 

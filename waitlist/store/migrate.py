@@ -8,6 +8,7 @@ from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy.exc import DBAPIError
 
 from waitlist.errors import SchemaMismatch
 from waitlist.store.engine import Store
@@ -34,25 +35,13 @@ def current_revision(store: Store) -> str | None:
 def upgrade(store: Store) -> bool:
     """Bring the database to the newest revision, alone, in one transaction; True if there was something to do.
 
-    Two at once queue; killed midway, nothing of it stands. Raises SchemaMismatch for a database of a newer version.
+    Two at once queue; killed midway, nothing of it stands. Raises SchemaMismatch for a database of a newer version,
+    StorageUnavailable for one that cannot be written or reached.
     """
-    scripts = _scripts()
-    head = newest_revision()
-    with store.database.upgrade_turn() as connection:
-        environment = EnvironmentContext(_config(), scripts)
-        start = MigrationContext.configure(connection).get_current_revision()
-        connection.rollback()
-        _refuse_unknown(scripts, start)
-        environment.configure(
-            connection=connection,
-            target_metadata=metadata,
-            fn=lambda revision, _context: scripts._upgrade_revs(head, revision),
-            transactional_ddl=True,  # SQLite's DDL is transactional too, once the driver keeps its hands off
-        )
-        with environment.begin_transaction():
-            environment.run_migrations()
-        connection.commit()
-    return start != head
+    try:
+        return _upgrade(store, _scripts())
+    except DBAPIError as error:
+        raise store.database.translate(error) from error
 
 
 def upgrade_embedded(store: Store) -> None:
@@ -73,6 +62,25 @@ def check_schema(store: Store) -> None:
     raise SchemaMismatch(
         f"The database is at schema {current or 'none'}, this version needs {newest_revision()}: run `flask upgrade-db`."
     )
+
+
+def _upgrade(store: Store, scripts: ScriptDirectory) -> bool:
+    head = newest_revision()
+    with store.database.upgrade_turn() as connection:
+        environment = EnvironmentContext(_config(), scripts)
+        start = MigrationContext.configure(connection).get_current_revision()
+        connection.rollback()
+        _refuse_unknown(scripts, start)
+        environment.configure(
+            connection=connection,
+            target_metadata=metadata,
+            fn=lambda revision, _context: scripts._upgrade_revs(head, revision),
+            transactional_ddl=True,  # SQLite's DDL is transactional too, once the driver keeps its hands off
+        )
+        with environment.begin_transaction():
+            environment.run_migrations()
+        connection.commit()
+    return start != head
 
 
 def _refuse_unknown(scripts: ScriptDirectory, revision: str | None) -> None:
