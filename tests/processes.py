@@ -14,7 +14,9 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # Importing all of it takes a second or two in each process: with 8 of them, most of a race test.
-CONTEXT.set_forkserver_preload(["pytest", "hypothesis", "psycopg", "sqlalchemy", "alembic", "waitlist", "tests.factories"])
+CONTEXT.set_forkserver_preload(
+    ["pytest", "hypothesis", "psycopg", "sqlalchemy", "alembic", "waitlist", "tests.factories"]
+)
 # Only a hang takes so long, even on a loaded machine.
 LONGEST_SECONDS = 120
 

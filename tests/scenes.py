@@ -25,11 +25,12 @@ _LINK = re.compile(r"/confirm/([A-Za-z0-9_-]{43})$", re.MULTILINE)
 
 
 def join(services: Services, email: str = EMAIL, list_id: str = "launch", **changes: Any) -> Answer:
-    return signup.sign_up(services, **{"list_id": list_id, "email": email, "consent_version": 1} | changes)
+    values: dict[str, Any] = {"list_id": list_id, "email": email, "consent_version": 1} | changes
+    return signup.sign_up(services, **values)
 
 
 def a_worker(services: Services, sender: Any = None, **changes: Any) -> Worker:
-    values = {"owner": "test", "batch": 50, "stop": threading.Event()} | changes
+    values: dict[str, Any] = {"owner": "test", "batch": 50, "stop": threading.Event()} | changes
     return Worker(services, sender or services.make_sender(), **values)
 
 
@@ -67,7 +68,8 @@ def set_delivery_status(services: Services, status: DeliveryStatus, email: str =
 
 
 def count(services: Services, table: sa.Table) -> int:
-    return run_query(services.store, lambda tx: tx.execute(sa.select(sa.func.count()).select_from(table)).scalar_one())
+    statement = sa.select(sa.func.count()).select_from(table)
+    return int(run_query(services.store, lambda tx: tx.execute(statement).scalar_one()))
 
 
 def outbox_rows(services: Services) -> list[Any]:

@@ -158,7 +158,7 @@ def test_first_confirmation_time_survives_leaving_and_coming_back(
     assert person.confirmed_delivery_id == deliveries(services)[-1].id
 
 
-def _confirm_in_process(wait, number: int, settings: Settings, token: str) -> str:  # type: ignore[no-untyped-def]
+def _confirm_in_process(wait, number: int, settings: Settings, token: str) -> str:
     services = services_at(settings)
     wait()
     return confirmation.confirm(services, token).outcome

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def describe(store: Store) -> set[tuple[Any, ...]]:
             return {tuple(row) for query in queries for row in tx.execute(sa.text(query))}
         return {
             (kind, name, clause)
-            for kind, name, sql in tx.execute(sa.text(SQLITE_OBJECTS))
+            for kind, name, sql in map(tuple, tx.execute(sa.text(SQLITE_OBJECTS)))
             for clause in (clauses(sql) if kind == "table" else [" ".join(sql.split())])
         }
 
@@ -141,7 +142,7 @@ def test_migrated_schema_is_the_declared_one(store: Store, declared_description:
 )
 def test_comparison_sees_a_difference(store: Store, declared_description: set[Any], change: str) -> None:
     for statement in change.split(";"):
-        run_transaction(store, lambda tx, sql=statement: tx.execute(sa.text(sql)))
+        run_transaction(store, partial(execute, sql=statement))
 
     assert describe(store) != declared_description
 
@@ -178,7 +179,7 @@ def test_every_constraint_and_index_has_a_name() -> None:
     unnamed = [
         (table.name, thing)
         for table in metadata.sorted_tables
-        for thing in (*table.constraints, *table.indexes)
+        for thing in named_things(table)
         if not thing.name and not isinstance(thing, sa.PrimaryKeyConstraint)
     ]
 
@@ -516,6 +517,10 @@ def test_any_case_of_an_address_finds_its_subscriber(filled: Store) -> None:
     assert run_query(filled, lambda tx: tx.execute(query).scalars().all()) == ["subscriber-1"]
 
 
+def execute(tx: Transaction, sql: str) -> None:
+    tx.execute(sa.text(sql))
+
+
 def rows(store: Store, table: sa.Table) -> list[Any]:
     return run_query(store, lambda tx: list(tx.execute(sa.select(table))))
 
@@ -536,5 +541,9 @@ def name_in(store: Store, constraint: str, table: sa.Table) -> str:
         return constraint
     if constraint.endswith("_fkey"):
         return "FOREIGN KEY constraint failed"
-    found: Callable[[str], Any] = {thing.name: thing for thing in (*table.indexes, *table.constraints)}.__getitem__
-    return ", ".join(f"{table.name}.{column.name}" for column in found(constraint).columns)
+    found: Any = {thing.name: thing for thing in named_things(table)}[constraint]
+    return ", ".join(f"{table.name}.{column.name}" for column in found.columns)
+
+
+def named_things(table: sa.Table) -> list[sa.Constraint | sa.Index]:
+    return [*table.constraints, *table.indexes]

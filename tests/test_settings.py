@@ -396,9 +396,9 @@ def test_relative_database_path_counts_from_the_project(url: str, path: Path) ->
 
 def test_settings_do_not_change_after_the_start() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        Settings().cooldown_seconds = 1
+        Settings().cooldown_seconds = 1  # type: ignore[misc]  # that is the point
 
 
 def test_unknown_setting_is_refused_in_code() -> None:
     with pytest.raises(ValueError, match="cooldwon_seconds"):
-        Settings(cooldwon_seconds=1)
+        Settings(cooldwon_seconds=1)  # type: ignore[call-arg]  # that is the point

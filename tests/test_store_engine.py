@@ -289,7 +289,7 @@ def test_deadlocked_bodies_run_again_and_both_finish(counters: Store) -> None:
 
 @only_postgresql
 def test_serialisation_failure_runs_the_body_again(counters: Store) -> None:
-    runs = []
+    runs: list[int] = []
 
     def body(tx: Transaction) -> None:
         if not runs:
@@ -339,7 +339,7 @@ def test_missing_table_asks_for_the_upgrade(store: Store) -> None:
 
 def test_exhausted_pool_is_busy(impatient: Store) -> None:
     engine = impatient.database.read_engine
-    taken = []
+    taken: list[sa.Connection] = []
     try:
         while len(taken) < 65:
             taken.append(engine.connect())

@@ -29,7 +29,7 @@ def send_one(services: Services, sender: FakeSender) -> tuple[bytes, EmailMessag
     join(services)
     drain(services, sender)
     raw = message_bytes(sender.mails[-1])
-    return raw, email.message_from_bytes(raw, policy=email.policy.default)  # type: ignore[return-value]
+    return raw, email.message_from_bytes(raw, policy=email.policy.default)
 
 
 def test_mail_has_exactly_the_headers_of_the_contract(services: Services, sender: FakeSender, clock: FakeClock) -> None:
@@ -39,10 +39,18 @@ def test_mail_has_exactly_the_headers_of_the_contract(services: Services, sender
 
     (delivery,) = deliveries(services)
     assert sorted(message.keys()) == sorted(
-        (
-            "From To Subject Date Message-ID Auto-Submitted List-Unsubscribe List-Unsubscribe-Post"
-            " MIME-Version Content-Type"
-        ).split()
+        [
+            "From",
+            "To",
+            "Subject",
+            "Date",
+            "Message-ID",
+            "Auto-Submitted",
+            "List-Unsubscribe",
+            "List-Unsubscribe-Post",
+            "MIME-Version",
+            "Content-Type",
+        ]
     )
     assert message["To"] == "person@example.com"
     assert message["Message-ID"] == f"<{delivery.id}@example.com>"

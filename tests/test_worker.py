@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -371,7 +372,7 @@ def spoil(services: Services, email: str, message: str, *, keep_hash: bool) -> N
 def test_sender_that_raises_leaves_its_mail_in_doubt_and_the_others_go_on(
     services: Services, sender: FakeSender
 ) -> None:
-    sender.answer_with(RuntimeError("a bug"))  # type: ignore[arg-type]
+    sender.answer_with(RuntimeError("a bug"))
     join(services, "first@example.com")
     join(services, "second@example.com")
 
@@ -506,7 +507,7 @@ def test_stop_finishes_the_mail_on_the_wire_and_releases_the_rest(services: Serv
 def test_mail_is_given_back_when_half_a_lease_has_passed(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         join(services, f"p{number}@example.com")
-    stopwatch = SimpleNamespace(now=0.0, monotonic=lambda: stopwatch.now, perf_counter=time.perf_counter)
+    stopwatch: Any = SimpleNamespace(now=0.0, monotonic=lambda: stopwatch.now, perf_counter=time.perf_counter)
     monkeypatch.setattr(outbox, "time", stopwatch)
     worker = replace(a_worker(services), on_mail=lambda _outcome: setattr(stopwatch, "now", LEASE / 2))
 

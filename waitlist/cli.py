@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -154,7 +154,7 @@ def _workers(
     stop: threading.Event,
     on_mail: Callable[[Outcome], None],
 ) -> list[outbox.Worker]:
-    owner = f"{socket.gethostname()}:{os.getpid()}"
+    owner = f"{platform.node()}:{os.getpid()}"
     return [
         outbox.Worker(services, services.make_sender(), f"{owner}:{number}", batch, stop, on_mail)
         for number in range(connections)

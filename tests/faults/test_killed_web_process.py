@@ -17,6 +17,7 @@ from tests.scenes import assert_coupled, count, drain, ledger
 from waitlist import create_app, signup
 from waitlist.services import Services
 from waitlist.settings import Settings
+from waitlist.store import run_transaction
 from waitlist.store.schema import email_deliveries, email_outbox, signup_requests, subscribers
 
 
@@ -38,7 +39,7 @@ POINTS = {
     "after the ledger row": ("get_suppression", kill_myself, False),
     "after the upsert": ("enqueue", kill_myself, False),
     "before the commit": ("_close", after(signup._close), False),
-    "after the commit": ("run_transaction", after(signup.run_transaction), True),
+    "after the commit": ("run_transaction", after(run_transaction), True),
 }
 
 
