@@ -45,7 +45,7 @@ class Page:
     @property
     def focused(self) -> list[str]:
         """The ids of all elements that take the focus when they appear."""
-        return [str(tag.get("id", tag.name)) for tag in self.soup.find_all(attrs={"autofocus": True})]
+        return [str(tag.get("id", tag.name)) for tag in self.soup.find_all(autofocus=True)]
 
     @property
     def buttons(self) -> list[str]:

@@ -164,9 +164,10 @@ class TestConfirmPages:
     def test_get_shows_one_button_and_changes_nothing(self, visitor: Visitor, services: Services, token: str) -> None:
         before = everything(services)
 
-        for agent in ("Mozilla/5.0", "Slackbot", "curl/8", "${jndi:ldap://x}"):
-            page = visitor.open(f"/confirm/{token}", headers={"User-Agent": agent})
+        for agent in ("Slackbot", "curl/8", "${jndi:ldap://x}"):
+            visitor.open(f"/confirm/{token}", headers={"User-Agent": agent})
             assert visitor.client.head(f"/confirm/{token}").status_code == 200
+        page = visitor.open(f"/confirm/{token}")
 
         assert (page.status, page.heading) == (200, messages.CONFIRM_HEADING)
         assert page.buttons == [messages.CONFIRM_BUTTON]

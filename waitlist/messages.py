@@ -28,8 +28,7 @@ CONSENT_MISSING: Final = "Tick the box to join: without your consent we may not 
 CONSENT_CHANGED: Final = "This text has changed since you opened the page. Please read it and tick the box again."
 FORM_EXPIRED: Final = (
     "This form was open for too long, or your browser kept no cookie from us. Nothing is lost: please press the button "
-    "again. If this message comes back, allow cookies for this site; we use one, to keep others from sending the form "
-    "in your name."
+    "again. If this message comes back, allow cookies for this site."
 )
 TOO_SOON: Final = "That was faster than we expected of a person. Nothing is lost: please press the button once more."
 UNREACHABLE: Final = (

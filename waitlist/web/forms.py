@@ -107,6 +107,15 @@ class SignupForm(FlaskForm):  # type: ignore[misc]  # FlaskForm is untyped
             return str(self.consent.errors[0])
         return messages.CONSENT_CHANGED if self.consent.data and not self.is_ticked else ""
 
+    def marks(self, name: str) -> dict[str, str]:
+        """The attributes that tell browser and screen reader what is wrong with a field; the first bad one is focused."""
+        problems = {"email": self.email_problem, "consent": self.consent_problem}
+        if not problems[name]:
+            return {}
+        first = next(each for each, problem in problems.items() if problem)
+        focus = {"autofocus": ""} if name == first and not self.notice else {}
+        return {"aria-invalid": "true", "aria-describedby": f"{name}-problem"} | focus
+
     @property
     def stamp(self) -> str:
         """When the form was first shown. It survives a correction, so that a quick one is not punished."""
