@@ -22,7 +22,7 @@ def _launch(services: Services) -> None:
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
     """Restart the body `times` times at its very end, when all is written."""
-    close, runs = signup._close, [0]
+    close, runs = signup.close_request, [0]
 
     def close_or_restart(*args: Any) -> Any:
         answer = close(*args)
@@ -31,7 +31,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
             raise Restart
         return answer
 
-    monkeypatch.setattr(signup, "_close", close_or_restart)
+    monkeypatch.setattr(signup, "close_request", close_or_restart)
     return runs
 
 

@@ -30,6 +30,18 @@ class UnknownConsent(WaitlistError):
     """The consent text has changed; please read it and tick the box again."""
 
 
+class UnknownClient(WaitlistError):
+    """There is no API client by that name; `flask api-clients` shows them all."""
+
+
+class KeyReused(WaitlistError):
+    """This Idempotency-Key belongs to another request. Use a new key for a new request."""
+
+
+class OperationInProgress(WaitlistError):
+    """A request with this Idempotency-Key is being worked on. Try again with the same key."""
+
+
 class StorageBusy(WaitlistError):
     """The waitlist is busy just now. Nothing was lost; please try again in a moment."""
 

@@ -197,6 +197,19 @@ class CooldownBounds:
 
 
 @dataclass(frozen=True)
+class KeyClaim:
+    """A client's claim on an idempotency key: the same key with the same request gets the same answer for so long."""
+
+    scope: str
+    key: str
+    # Version and keyed HMAC of the request, with a colon between.
+    request_hash: str
+    retention_seconds: int
+    # Where the status of operations is asked for; the operation's id follows.
+    status_url: str
+
+
+@dataclass(frozen=True)
 class Submission:
     """One accepted form post or API call, checked and canonical; `email_hmac` and `cap_hmac` are keyed digests of it."""
 
@@ -209,9 +222,8 @@ class Submission:
     consent_version: int
     source: str | None = None
     trapped: bool = False
-    scope: str | None = None
-    idempotency_key: str | None = None
-    request_hash: str | None = None
+    # None: a form, which has no key.
+    claim: KeyClaim | None = None
 
 
 @dataclass(frozen=True)
@@ -240,6 +252,16 @@ class Answer:
     replayed: bool = False
     response_code: int | None = None
     response_body: str | None = None
+
+
+@dataclass(frozen=True)
+class ApiClient:
+    name: str
+    created_at: int
+    # None: never used.
+    last_used_at: int | None
+    # None: its token works.
+    revoked_at: int | None
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from functools import partial
 
 from waitlist import policy
 from waitlist.errors import Restart, UnknownConsent, UnknownList
+from waitlist.idempotency import claim_key, close_request, open_request
 from waitlist.mail.compose import CONFIRMATION
 from waitlist.model import (
     OPEN_DELIVERY,
@@ -19,10 +21,10 @@ from waitlist.model import (
     Delivery,
     DeliveryStatus,
     EventType,
+    KeyClaim,
     ListState,
     PreparedMail,
     Reason,
-    RequestState,
     Submission,
     Subscriber,
     SubscriberStatus,
@@ -39,7 +41,6 @@ from waitlist.store.deliveries import (
     mark_settled,
 )
 from waitlist.store.outbox import cancel_outbox_row, insert_outbox_row
-from waitlist.store.signup_requests import complete_request, insert_request
 from waitlist.store.subscribers import (
     get_subscriber,
     get_suppression,
@@ -49,7 +50,7 @@ from waitlist.store.subscribers import (
     rotate_token,
     upsert_pending,
 )
-from waitlist.store.waitlists import get_consent, get_waitlist
+from waitlist.store.waitlists import get_consent, get_current_consent, get_waitlist
 from waitlist.tokens import address_hmac, cap_hmac, new_id, new_token, token_digest
 
 
@@ -58,16 +59,19 @@ def sign_up(
     *,
     list_id: str,
     email: str,
-    consent_version: int,
+    consent_version: int | None,
     channel: Channel = Channel.FORM,
     source: str | None = None,
     trapped: bool = False,
+    claim: KeyClaim | None = None,
 ) -> Answer:
     """Submit the canonical address `email`. Every path ends in one durable commit and the same neutral message.
+    `consent_version` None is the current one.
 
     Raises UnknownList, UnknownConsent; StorageBusy when nothing was stored and the visitor should try again.
     """
     data_key = services.settings.data_key_text
+    waitlist, version = run_query(services.store, partial(_find_list, list_id=list_id, version=consent_version))
     submission = Submission(
         operation_id=new_id(),
         channel=channel,
@@ -75,18 +79,51 @@ def sign_up(
         email=email,
         email_hmac=address_hmac(data_key, email),
         cap_hmac=cap_hmac(data_key, email),
-        consent_version=consent_version,
+        consent_version=version,
         source=source,
         trapped=trapped,
+        claim=claim,
     )
-    return submit(services, submission)
-
-
-def submit(services: Services, submission: Submission) -> Answer:
-    waitlist = run_query(services.store, partial(_find_list, submission=submission))
-    prepared = prepare_mail(services, waitlist, submission.email)
+    prepared = prepare_mail(services, waitlist, email)
     return run_transaction(
         services.store, partial(_submit, settings=services.settings, submission=submission, prepared=prepared)
+    )
+
+
+def sign_up_with_key(
+    services: Services,
+    *,
+    client: str,
+    key: str,
+    list_id: str,
+    email: str,
+    consent_version: int | None,
+    source: str | None,
+    members: Mapping[str, object],
+) -> Answer:
+    """The same for a program: under one key there is one effect and one answer, however often it asks.
+
+    `members` are the request's members as sent. Raises as `sign_up`, and KeyReused, OperationInProgress.
+    """
+    settings = services.settings
+    claim = claim_key(
+        data_key=settings.data_key_text,
+        base_url=settings.base_url,
+        retention_seconds=settings.key_retention_seconds,
+        client=client,
+        key=key,
+        list_id=list_id,
+        email=email,
+        members=members,
+    )
+    return sign_up(
+        services,
+        list_id=list_id,
+        email=email,
+        consent_version=consent_version,
+        channel=Channel.API,
+        source=source,
+        claim=claim,
     )
 
 
@@ -108,17 +145,22 @@ def prepare_mail(services: Services, waitlist: Waitlist, email: str) -> Prepared
 
 
 def _submit(tx: Transaction, settings: Settings, submission: Submission, prepared: PreparedMail) -> Answer:
-    insert_request(tx, submission, prepared.delivery_id)
+    if (twin := open_request(tx, submission, prepared.delivery_id)) is not None:  # a replay
+        return twin
+    return close_request(tx, submission, prepared.delivery_id, _decide(tx, settings, submission, prepared))
+
+
+def _decide(tx: Transaction, settings: Settings, submission: Submission, prepared: PreparedMail) -> Decision:
     if not _is_open(tx, submission):
-        return _close(tx, submission, prepared, Decision.LIST_CLOSED)
+        return Decision.LIST_CLOSED
     if submission.trapped:
-        return _close(tx, submission, prepared, Decision.TRAPPED)
+        return Decision.TRAPPED
     tx.lock(submission.cap_hmac)
     if get_suppression(tx, submission.email_hmac):
-        return _close(tx, submission, prepared, Decision.SUPPRESSED)
+        return Decision.SUPPRESSED
     if _is_capped(tx, settings, submission):
         insert_or_revive(tx, submission, prepared)
-        return _close(tx, submission, prepared, Decision.CAPPED)
+        return Decision.CAPPED
     before = get_subscriber(tx, submission.list_id, submission.email)
     expires_at = tx.now + settings.token_ttl_seconds
     cooldown = policy.cooldown_bounds(tx.now, settings.cooldown_seconds)
@@ -128,8 +170,8 @@ def _submit(tx: Transaction, settings: Settings, submission: Submission, prepare
         reason = policy.decide_reason(before, latest)
         if not enqueue(tx, submission, prepared, subscriber_id, latest, reason, expires_at):
             raise Restart  # another open mail appeared since we looked
-        return _close(tx, submission, prepared, Decision.QUEUED)
-    return _close(tx, submission, prepared, _retry_or_refuse(tx, submission, prepared, expires_at))
+        return Decision.QUEUED
+    return _retry_or_refuse(tx, submission, prepared, expires_at)
 
 
 def _retry_or_refuse(tx: Transaction, submission: Submission, prepared: PreparedMail, expires_at: int) -> Decision:
@@ -223,17 +265,11 @@ def _is_capped(tx: Transaction, settings: Settings, submission: Submission) -> b
     return any(count_mails_since(tx, submission.cap_hmac, tx.now - window) >= most for window, most in caps)
 
 
-def _close(tx: Transaction, submission: Submission, prepared: PreparedMail, decision: Decision) -> Answer:
-    """Every path ends here, so every path costs one durable commit: the audit trail, and equal answer times."""
-    state = RequestState.FAILED if decision is Decision.LIST_CLOSED else RequestState.SUCCEEDED
-    complete_request(tx, submission, state, decision)
-    return Answer(submission.operation_id, submission.list_id, state, decision, job_id=prepared.delivery_id)
-
-
-def _find_list(tx: Transaction, submission: Submission) -> Waitlist:
-    waitlist = get_waitlist(tx, submission.list_id)
+def _find_list(tx: Transaction, list_id: str, version: int | None) -> tuple[Waitlist, int]:
+    waitlist = get_waitlist(tx, list_id)
+    consent = get_current_consent(tx, list_id) if version is None else get_consent(tx, list_id, version)
     if waitlist is None:
         raise UnknownList()
-    if get_consent(tx, submission.list_id, submission.consent_version) is None:
+    if consent is None:
         raise UnknownConsent()
-    return waitlist
+    return waitlist, consent.version

@@ -60,6 +60,11 @@ def cap_hmac(key: str, email: str) -> str:
     return _keyed(key, "cap", f"{untagged}@{domain}")
 
 
+def request_hmac(key: str, canonical_request: str) -> str:
+    """Keyed digest of a request, so that a stored fingerprint gives no address away."""
+    return _keyed(key, "request", canonical_request)
+
+
 def sign_link(key: str, purpose: LinkPurpose, delivery_id: str) -> str:
     return _signer(key, purpose).sign(delivery_id).decode()
 

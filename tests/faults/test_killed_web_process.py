@@ -38,7 +38,7 @@ POINTS = {
     "before the transaction": ("run_transaction", kill_myself, False),
     "after the ledger row": ("get_suppression", kill_myself, False),
     "after the upsert": ("enqueue", kill_myself, False),
-    "before the commit": ("_close", after(signup._close), False),
+    "before the commit": ("close_request", after(signup.close_request), False),
     "after the commit": ("run_transaction", after(run_transaction), True),
 }
 

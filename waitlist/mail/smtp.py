@@ -312,8 +312,7 @@ class _Connection(smtplib.SMTP):
         # in doubt; a worker that slept past its lease (SIGSTOP) must not end what its heir sends again.
         if not self._is_quiet():
             raise smtplib.SMTPServerDisconnected("the server ended the dialogue inside DATA")
-        self.attempt.remaining()
-        # Sent as one write of 5 bytes. If it raises, the server has not got all of them: still before the dot.
+        # One write of 5 bytes, not begun once the time is over. If it raises, the server has not got all of them.
         self.send(b"\r\n.\r\n")
         self.attempt.phase = Phase.DOT
         return _as_text(self._expect(2))

@@ -38,6 +38,8 @@ POLL_SECONDS: Final = 0.1
 # WAL-reset corruption: https://www.sqlite.org/wal.html, fixed in 3.51.3.
 SQLITE_CORRUPTION_RANGE: Final = ((3, 7, 0), (3, 51, 2))
 NOTIFY_CHANNEL: Final = "waitlist_outbox"
+# https://www.postgresql.org/docs/current/errcodes-appendix.html
+LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 def sqlite_module() -> ModuleType:
@@ -76,6 +78,16 @@ class Transaction:
         """
         if self.is_postgresql:
             self.connection.execute(_ADVISORY_LOCK, {"name": name})
+
+    @contextmanager
+    def lock_wait_means(self, error: type[Exception]) -> Iterator[None]:
+        """A lock wait that runs out inside raises `error`. On SQLite nothing inside a transaction waits for a lock."""
+        try:
+            yield
+        except DBAPIError as fault:
+            if _sqlstate(fault) == LOCK_NOT_AVAILABLE:
+                raise error() from fault
+            raise
 
     def notify_worker(self) -> None:
         """Wake the waiting workers at commit. On SQLite they see the commit itself."""
@@ -292,6 +304,7 @@ class SQLite:
             # None: the driver begins no transaction on its own, so that ours begins the way we say.
             connect_args={"isolation_level": None, "timeout": self._lock_wait, "check_same_thread": False},
             pool_timeout=self._lock_wait,
+            hide_parameters=True,  # an error's text must not show an address or a token
             poolclass=sa.QueuePool,
             **pool,
         )
@@ -388,7 +401,7 @@ class PostgreSQL:
     name = "postgresql"
     # Deadlock and serialisation failure: https://www.postgresql.org/docs/current/errcodes-appendix.html
     RERUN: Final = ("40001", "40P01")
-    LOCK_WAIT: Final = ("55P03", "57014")
+    LOCK_WAIT: Final = (LOCK_NOT_AVAILABLE, "57014")
     MISSING: Final = ("42P01", "42703")
     # A standby, or a server put to read-only: psycopg takes it for an internal error.
     READ_ONLY: Final = ("25006",)
@@ -407,6 +420,7 @@ class PostgreSQL:
                 "application_name": "waitlist",
             },
             pool_pre_ping=True,
+            hide_parameters=True,
             pool_size=5,
             max_overflow=60,
             pool_timeout=lock_wait,

@@ -93,6 +93,16 @@ subscribers = sa.Table(
     CheckConstraint("(status = 'unsubscribed') = (unsubscribed_at IS NOT NULL)", name="subscribers_unsubscribed_check"),
     Index("subscribers_list_email_idx", "list_id", "email", unique=True),
     Index("subscribers_email_idx", "email"),
+    # For /metrics: counting by status must not read the rows.
+    Index("subscribers_status_idx", "list_id", "status"),
+)
+# For retention: people who never confirmed.
+_never_confirmed = subscribers.c.confirmed_at.is_(None)
+Index(
+    "subscribers_never_confirmed_idx",
+    subscribers.c.consent_at,
+    sqlite_where=_never_confirmed,
+    postgresql_where=_never_confirmed,
 )
 
 email_deliveries = sa.Table(
@@ -148,6 +158,7 @@ email_deliveries = sa.Table(
     UniqueConstraint("subscriber_id", "generation", name="email_deliveries_generation_key"),
     UniqueConstraint("token_hash", name="email_deliveries_token_hash_key"),
     Index("email_deliveries_cap_idx", "recipient_hmac", "created_at"),
+    Index("email_deliveries_status_idx", "status"),
     sqlite_autoincrement=True,
 )
 Index(
@@ -179,6 +190,14 @@ Index(
     unique=True,
     sqlite_where=_is_open,
     postgresql_where=_is_open,
+)
+# For retention: mails that never left.
+_never_left = sa.text("status = 'superseded' AND first_dispatch_at IS NULL")
+Index(
+    "email_deliveries_never_left_idx",
+    email_deliveries.c.created_at,
+    sqlite_where=_never_left,
+    postgresql_where=_never_left,
 )
 # A provider's events name the mail by the id that the provider gave it.
 _message_is_set = email_deliveries.c.provider_message_id.is_not(None)
@@ -356,6 +375,13 @@ signup_requests = sa.Table(
     Index("signup_requests_subscriber_idx", "subscriber_id"),
 )
 _key_is_set = signup_requests.c.idempotency_key.is_not(None)
+# For retention: the keys whose time is over.
+Index(
+    "signup_requests_key_expiry_idx",
+    signup_requests.c.key_expires_at,
+    sqlite_where=_key_is_set,
+    postgresql_where=_key_is_set,
+)
 Index(
     "signup_requests_key_idx",
     signup_requests.c.scope,
@@ -372,4 +398,18 @@ suppressions = sa.Table(
     Column("reason", sa.Text, nullable=False),
     Column("created_at", _Time, nullable=False),
     _one_of("suppressions_reason_check", "reason", model.Suppression),
+)
+
+api_clients = sa.Table(
+    "api_clients",
+    metadata,
+    Column("name", sa.Text, primary_key=True),
+    # SHA-256 of the token; the token itself is shown once and kept nowhere.
+    Column("token_hash", sa.Text, nullable=False),
+    Column("created_at", _Time, nullable=False),
+    # NULL: never used.
+    Column("last_used_at", _Time),
+    # NULL: the token works.
+    Column("revoked_at", _Time),
+    UniqueConstraint("token_hash", name="api_clients_token_hash_key"),
 )

@@ -13,6 +13,16 @@ depends_on = None
 
 def upgrade() -> None:
     op.create_table(
+        "api_clients",
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("token_hash", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("last_used_at", sa.BigInteger(), nullable=True),
+        sa.Column("revoked_at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("name", name=op.f("api_clients_pkey")),
+        sa.UniqueConstraint("token_hash", name="api_clients_token_hash_key"),
+    )
+    op.create_table(
         "suppressions",
         sa.Column("email_hmac", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
@@ -79,6 +89,14 @@ def upgrade() -> None:
     op.create_index("signup_requests_created_idx", "signup_requests", ["created_at"], unique=False)
     op.create_index("signup_requests_email_idx", "signup_requests", ["email_hmac", "created_at"], unique=False)
     op.create_index(
+        "signup_requests_key_expiry_idx",
+        "signup_requests",
+        ["key_expires_at"],
+        unique=False,
+        sqlite_where=sa.text("idempotency_key IS NOT NULL"),
+        postgresql_where=sa.text("idempotency_key IS NOT NULL"),
+    )
+    op.create_index(
         "signup_requests_key_idx",
         "signup_requests",
         ["scope", "idempotency_key"],
@@ -104,12 +122,12 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "(status = 'unsubscribed') = (unsubscribed_at IS NOT NULL)", name="subscribers_unsubscribed_check"
         ),
+        sa.CheckConstraint("email || '' = lower(email)", name="subscribers_email_check"),
         sa.CheckConstraint("status <> 'confirmed' OR confirmed_at IS NOT NULL", name="subscribers_confirmed_check"),
         sa.CheckConstraint("status IN ('pending', 'confirmed', 'unsubscribed')", name="subscribers_status_check"),
         sa.CheckConstraint(
             "(confirmation_token_hash IS NULL) = (confirmation_expires_at IS NULL)", name="subscribers_token_check"
         ),
-        sa.CheckConstraint("email || '' = lower(email)", name="subscribers_email_check"),
         sa.ForeignKeyConstraint(
             ["list_id", "consent_version"],
             ["consent_texts.list_id", "consent_texts.version"],
@@ -120,6 +138,15 @@ def upgrade() -> None:
     )
     op.create_index("subscribers_email_idx", "subscribers", ["email"], unique=False)
     op.create_index("subscribers_list_email_idx", "subscribers", ["list_id", "email"], unique=True)
+    op.create_index(
+        "subscribers_never_confirmed_idx",
+        "subscribers",
+        ["consent_at"],
+        unique=False,
+        sqlite_where=sa.text("confirmed_at IS NULL"),
+        postgresql_where=sa.text("confirmed_at IS NULL"),
+    )
+    op.create_index("subscribers_status_idx", "subscribers", ["list_id", "status"], unique=False)
     op.create_table(
         "email_deliveries",
         sa.Column(
@@ -191,6 +218,14 @@ def upgrade() -> None:
         postgresql_where=sa.text("provider_message_id IS NOT NULL"),
     )
     op.create_index(
+        "email_deliveries_never_left_idx",
+        "email_deliveries",
+        ["created_at"],
+        unique=False,
+        sqlite_where=sa.text("status = 'superseded' AND first_dispatch_at IS NULL"),
+        postgresql_where=sa.text("status = 'superseded' AND first_dispatch_at IS NULL"),
+    )
+    op.create_index(
         "email_deliveries_open_idx",
         "email_deliveries",
         ["subscriber_id"],
@@ -214,6 +249,7 @@ def upgrade() -> None:
         sqlite_where=sa.text("retry_of_delivery_id IS NOT NULL"),
         postgresql_where=sa.text("retry_of_delivery_id IS NOT NULL"),
     )
+    op.create_index("email_deliveries_status_idx", "email_deliveries", ["status"], unique=False)
     op.create_index(
         "email_deliveries_subscriber_sequence_idx",
         "email_deliveries",
