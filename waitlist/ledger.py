@@ -13,6 +13,9 @@ from waitlist.model import (
     Delivery,
     DeliveryStatus,
     EventType,
+    OutboxStatus,
+    Reason,
+    RequestState,
     Subscriber,
     SubscriberStatus,
     Suppression,
@@ -20,9 +23,26 @@ from waitlist.model import (
 from waitlist.services import Services
 from waitlist.settings import Settings
 from waitlist.store import Transaction, run_query
-from waitlist.store.deliveries import get_deliveries
+from waitlist.store.deliveries import get_deliveries, get_delivery
 from waitlist.store.migrate import check_schema
-from waitlist.store.reports import Event, LedgerRow, get_events, get_newest_attempt_end, get_oldest_due_at, get_requests
+from waitlist.store.reports import (
+    DecisionCount,
+    Event,
+    LedgerRow,
+    count_decisions,
+    count_deliveries,
+    count_due_rows,
+    count_failed_since,
+    count_live_rows,
+    count_rows_in_doubt,
+    count_subscribers,
+    get_attempt_ends,
+    get_events,
+    get_newest_attempt_end,
+    get_oldest_due_at,
+    get_request_of_scope,
+    get_requests,
+)
 from waitlist.store.subscribers import get_subscribers_everywhere, get_suppression
 from waitlist.tokens import address_hmac
 from waitlist.words import about_in_words, moment_in_words
@@ -41,6 +61,10 @@ DECISION_WORDS: Final = {
 }
 
 
+# A due mail that waits longer than this has no worker, or a sick one: attempts and leases take a minute.
+LATE_SECONDS: Final = 600
+
+
 @dataclass(frozen=True)
 class Readiness:
     """Whether this process can do its work; `problems` say what a person should look at."""
@@ -49,6 +73,71 @@ class Readiness:
     problems: tuple[str, ...]
     oldest_due_seconds: int | None = None
     systemic_fault: str | None = None
+
+
+@dataclass(frozen=True)
+class OutboxReport:
+    """How the queue stands; `needs_person` says why somebody should look, empty when nobody need."""
+
+    due: int
+    waiting: int
+    leased: int
+    dispatching: int
+    in_doubt: int
+    dead: int
+    oldest_due_seconds: int | None
+    systemic_fault: str | None
+    needs_person: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Gauges:
+    """What /metrics shows of the database; cheap at a million rows: every count runs on an index of its own."""
+
+    outbox_rows: dict[OutboxStatus, int]
+    oldest_due_seconds: int | None
+    deliveries: dict[str, int]
+    # By (list, status).
+    subscribers: dict[tuple[str, str], int]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The end of one send attempt."""
+
+    provider: str
+    outcome: str
+    duration_ms: int
+
+
+@dataclass(frozen=True)
+class DeliveryView:
+    id: str
+    status: DeliveryStatus
+    reason: Reason
+    attempts: int
+    provider_message_id: str | None
+
+
+@dataclass(frozen=True)
+class OperationStatus:
+    """What became of one API operation: "already sent" and "never queued" are told apart by `delivery`."""
+
+    operation_id: str
+    state: RequestState
+    decision: Decision
+    words: str
+    delivery: DeliveryView | None
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Figures for the owner, over everything the ledger still holds."""
+
+    # By (list, status).
+    subscribers: dict[tuple[str, str], int]
+    deliveries: dict[str, int]
+    decisions: list[DecisionCount]
 
 
 @dataclass(frozen=True)
@@ -90,16 +179,83 @@ def readiness(services: Services) -> Readiness:
         return Readiness(False, (str(error),))
 
 
+def outbox_report(services: Services) -> OutboxReport:
+    return run_query(services.store, _outbox_report)
+
+
+def gauges(services: Services) -> Gauges:
+    return run_query(
+        services.store,
+        lambda tx: Gauges(count_live_rows(tx), _oldest_due_seconds(tx), count_deliveries(tx), count_subscribers(tx)),
+    )
+
+
+def attempts_since(services: Services, after: int, until: int) -> list[Attempt]:
+    """The attempts of all workers that ended in the seconds after < at <= until."""
+    ends = run_query(services.store, partial(get_attempt_ends, after=after, until=until))
+    return [Attempt(end.provider or "", end.type, end.duration_ms or 0) for end in ends]
+
+
+def stats(services: Services) -> Stats:
+    return run_query(services.store, lambda tx: Stats(count_subscribers(tx), count_deliveries(tx), count_decisions(tx)))
+
+
+def operation(services: Services, client: str, operation_id: str) -> OperationStatus | None:
+    """The truth about an operation of `client`; None for one that is unknown or somebody else's."""
+    return run_query(services.store, partial(_operation, client=client, operation_id=operation_id))
+
+
 def explain(services: Services, email: str) -> Explanation:
     """Every submission, mail and event of the canonical address, over all lists, in order of time."""
     return run_query(services.store, partial(_explain, settings=services.settings, email=email))
 
 
 def _readiness(tx: Transaction) -> Readiness:
-    oldest = get_oldest_due_at(tx)
     fault = systemic_fault(tx)
     problems = (f"mail is held up: {fault}",) if fault else ()
-    return Readiness(True, problems, tx.now - oldest if oldest is not None else None, fault)
+    return Readiness(True, problems, _oldest_due_seconds(tx), fault)
+
+
+def _oldest_due_seconds(tx: Transaction) -> int | None:
+    oldest = get_oldest_due_at(tx)
+    return tx.now - oldest if oldest is not None else None
+
+
+def _outbox_report(tx: Transaction) -> OutboxReport:
+    rows = count_live_rows(tx)
+    due, oldest, fault = count_due_rows(tx), _oldest_due_seconds(tx), systemic_fault(tx)
+    in_doubt, dead = count_rows_in_doubt(tx), rows[OutboxStatus.DEAD]
+    needs_person = []
+    if fault:
+        needs_person.append(f"the provider refuses all mail: {fault}")
+    if oldest is not None and oldest > LATE_SECONDS:
+        needs_person.append(f"a mail waits for {about_in_words(oldest)}: is a worker running?")
+    if failed := count_failed_since(tx, tx.now - policy.DAY_SECONDS):
+        needs_person.append(f"{failed} mails failed in the last 24 hours, and not because their address was refused")
+    return OutboxReport(
+        due=due,
+        waiting=rows[OutboxStatus.QUEUED] - due,
+        leased=rows[OutboxStatus.LEASED],
+        dispatching=rows[OutboxStatus.DISPATCHING],
+        in_doubt=in_doubt,
+        dead=dead,
+        oldest_due_seconds=oldest,
+        systemic_fault=fault,
+        needs_person=tuple(needs_person),
+    )
+
+
+def _operation(tx: Transaction, client: str, operation_id: str) -> OperationStatus | None:
+    request = get_request_of_scope(tx, operation_id, f"{client}/")
+    if request is None:
+        return None
+    delivery = get_delivery(tx, request.job_id)
+    view = None
+    if delivery is not None:
+        view = DeliveryView(
+            delivery.id, delivery.status, delivery.reason, delivery.attempts, delivery.provider_message_id
+        )
+    return OperationStatus(operation_id, request.state, request.decision, DECISION_WORDS[request.decision], view)
 
 
 def systemic_fault(tx: Transaction) -> str | None:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import bindparam, func, select
 
-from waitlist.model import Channel, Decision, EventType, OutboxStatus, RequestState
+from waitlist.model import Channel, Decision, DeliveryStatus, EventType, OutboxStatus, RequestState
 from waitlist.store.engine import Transaction
-from waitlist.store.schema import delivery_events, email_deliveries, email_outbox, is_literally, signup_requests
+from waitlist.store.schema import (
+    delivery_events,
+    email_deliveries,
+    email_outbox,
+    is_literally,
+    signup_requests,
+    subscribers,
+)
 
 
 @dataclass(frozen=True)
 class LedgerRow:
     operation_id: str
     channel: Channel
+    # NULL: a form. Else it begins with the API client's name.
+    scope: str | None
     state: RequestState
     decision: Decision
     list_id: str
@@ -37,22 +46,29 @@ class Event:
     detail: str
 
 
+@dataclass(frozen=True)
+class DecisionCount:
+    channel: Channel
+    decision: Decision
+    submissions: int
+    replays: int
+
+
 _r = signup_requests.c
-_REQUESTS = (
-    select(
-        _r.operation_id,
-        _r.channel,
-        _r.state,
-        _r.decision,
-        _r.list_id,
-        _r.job_id,
-        _r.source,
-        _r.created_at,
-        _r.replays,
-    )
-    .where(_r.email_hmac == bindparam("email_hmac"))
-    .order_by(_r.created_at, _r.operation_id)
+_request = select(
+    _r.operation_id,
+    _r.channel,
+    _r.scope,
+    _r.state,
+    _r.decision,
+    _r.list_id,
+    _r.job_id,
+    _r.source,
+    _r.created_at,
+    _r.replays,
 )
+_REQUEST = _request.where(_r.operation_id == bindparam("operation"))
+_REQUESTS = _request.where(_r.email_hmac == bindparam("email_hmac")).order_by(_r.created_at, _r.operation_id)
 _e = delivery_events.c
 _event = select(_e.id, _e.delivery_id, _e.type, _e.at, _e.provider, _e.duration_ms, _e.detail)
 _EVENTS_OF_SUBSCRIBER = (
@@ -66,18 +82,97 @@ _OLDEST_DUE = select(func.min(email_outbox.c.available_at)).where(
 )
 
 
-def get_requests(tx: Transaction, email_hmac: str) -> list[LedgerRow]:
+_ATTEMPT_ENDS = _event.where(
+    _e.duration_ms.is_not(None), _e.at > bindparam("after"), _e.at <= bindparam("until")
+).order_by(_e.at, _e.id)
+# Each status that can grow long is counted on an index of its own, the ended ones not at all.
+_LIVE_ROWS: Final = {
+    status: select(func.count()).select_from(email_outbox).where(is_literally(email_outbox.c.status, status))
+    for status in (OutboxStatus.QUEUED, OutboxStatus.DEAD)
+}
+_HELD_ROWS = (
+    select(email_outbox.c.status, func.count().label("rows"))
+    .where(is_literally(email_outbox.c.status, OutboxStatus.LEASED, OutboxStatus.DISPATCHING))
+    .group_by(email_outbox.c.status)
+)
+_DUE_ROWS = (
+    select(func.count())
+    .select_from(email_outbox)
+    .where(is_literally(email_outbox.c.status, OutboxStatus.QUEUED), email_outbox.c.available_at <= bindparam("now"))
+)
+_FAILED_SINCE = (
+    select(func.count())
+    .select_from(email_deliveries)
+    .where(email_deliveries.c.status == DeliveryStatus.FAILED, email_deliveries.c.settled_at > bindparam("since"))
+)
+_ROWS_IN_DOUBT = (
+    select(func.count())
+    .select_from(email_outbox)
+    .where(is_literally(email_outbox.c.status, OutboxStatus.QUEUED), email_outbox.c.in_doubt)
+)
+_DELIVERIES = select(email_deliveries.c.status, func.count().label("rows")).group_by(email_deliveries.c.status)
+_SUBSCRIBERS = select(subscribers.c.list_id, subscribers.c.status, func.count().label("rows")).group_by(
+    subscribers.c.list_id, subscribers.c.status
+)
+_DECISIONS = select(
+    _r.channel, _r.decision, func.count().label("rows"), func.sum(_r.replays).label("replays")
+).group_by(_r.channel, _r.decision)
+
+
+def get_request_of_scope(tx: Transaction, operation_id: str, scope_prefix: str) -> LedgerRow | None:
+    """The request if its scope begins with `scope_prefix`: nobody asks for another client's."""
+    row = tx.execute(_REQUEST, {"operation": operation_id}).one_or_none()
+    if row is None or not (row.scope or "").startswith(scope_prefix):
+        return None
+    return _read_request(row)
+
+
+def get_attempt_ends(tx: Transaction, after: int, until: int) -> list[Event]:
+    """The ends of attempts with after < at <= until."""
+    return [_read_event(row) for row in tx.execute(_ATTEMPT_ENDS, {"after": after, "until": until})]
+
+
+def count_live_rows(tx: Transaction) -> dict[OutboxStatus, int]:
+    """Outbox rows that have not ended well: queued, leased, dispatching, dead."""
+    counts = {status: int(tx.execute(statement).scalar_one()) for status, statement in _LIVE_ROWS.items()}
+    held = {row.status: row.rows for row in tx.execute(_HELD_ROWS)}
+    return counts | {status: held.get(status, 0) for status in (OutboxStatus.LEASED, OutboxStatus.DISPATCHING)}
+
+
+def count_due_rows(tx: Transaction) -> int:
+    return int(tx.execute(_DUE_ROWS, {"now": tx.now}).scalar_one())
+
+
+def count_rows_in_doubt(tx: Transaction) -> int:
+    """Queued rows of which a copy may have arrived."""
+    return int(tx.execute(_ROWS_IN_DOUBT).scalar_one())
+
+
+def count_failed_since(tx: Transaction, since: int) -> int:
+    """Deliveries that failed for any reason but a refused address."""
+    return int(tx.execute(_FAILED_SINCE, {"since": since}).scalar_one())
+
+
+def count_deliveries(tx: Transaction) -> dict[str, int]:
+    """By status."""
+    return {row.status: row.rows for row in tx.execute(_DELIVERIES)}
+
+
+def count_subscribers(tx: Transaction) -> dict[tuple[str, str], int]:
+    """By list and status."""
+    return {(row.list_id, row.status): row.rows for row in tx.execute(_SUBSCRIBERS)}
+
+
+def count_decisions(tx: Transaction) -> list[DecisionCount]:
+    """Over the whole ledger, all of which is read."""
     return [
-        LedgerRow(
-            **{
-                **row._mapping,
-                "channel": Channel(row.channel),
-                "state": RequestState(row.state),
-                "decision": Decision(row.decision),
-            }
-        )
-        for row in tx.execute(_REQUESTS, {"email_hmac": email_hmac})
+        DecisionCount(Channel(row.channel), Decision(row.decision), row.rows, int(row.replays))
+        for row in tx.execute(_DECISIONS)
     ]
+
+
+def get_requests(tx: Transaction, email_hmac: str) -> list[LedgerRow]:
+    return [_read_request(row) for row in tx.execute(_REQUESTS, {"email_hmac": email_hmac})]
 
 
 def get_events(tx: Transaction, subscriber_id: str) -> list[Event]:
@@ -94,6 +189,15 @@ def get_oldest_due_at(tx: Transaction) -> int | None:
     """Since when the oldest due mail waits; None if nothing is due."""
     oldest: int | None = tx.execute(_OLDEST_DUE, {"now": tx.now}).scalar_one()
     return oldest
+
+
+def _read_request(row: sa.Row[Any]) -> LedgerRow:
+    typed = {
+        "channel": Channel(row.channel),
+        "state": RequestState(row.state),
+        "decision": Decision(row.decision),
+    }
+    return LedgerRow(**{**row._mapping, **typed})
 
 
 def _read_event(row: sa.Row[Any]) -> Event:
