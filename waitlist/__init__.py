@@ -9,6 +9,7 @@ import click
 from flask import Flask
 from flask.helpers import get_debug_flag
 
+from waitlist.api import init_app as init_api
 from waitlist.cli import init_app as init_cli
 from waitlist.errors import SettingsError, WaitlistError
 from waitlist.logs import configure_logs
@@ -56,5 +57,6 @@ def _wire(settings: Settings, sender: Sender | None, clock: Callable[[], float] 
     app = Flask("waitlist", root_path=str(ROOT), instance_path=str(ROOT / "instance"))
     app.extensions["waitlist"] = services
     init_web(app, services)
+    init_api(app, services)
     init_cli(app, services)
     return app

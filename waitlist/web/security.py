@@ -36,6 +36,8 @@ YEAR_SECONDS: Final = 31_536_000
 # A client address that is none (a proxy's nickname) is a rate-limit key all the same, but not a long one.
 MOST_KEY_CHARACTERS: Final = 64
 _LIMITER: Final = "waitlist.limiter"
+# What counts against a client address: its forms, and what the API refuses it.
+ADDRESS_SCOPE: Final = "forms"
 
 
 def init_app(app: Flask, settings: Settings) -> None:
@@ -70,15 +72,19 @@ def limit_rate(app: Flask, settings: Settings, endpoints: tuple[str, ...]) -> No
     )
     app.extensions[_LIMITER] = limiter
     # Any: by its types a limited view may have become asynchronous.
-    limited: Any = limiter.shared_limit(settings.rate_limit, scope="forms")
+    limited: Any = limiter.shared_limit(settings.rate_limit, scope=ADDRESS_SCOPE)
     for endpoint in endpoints:
         app.view_functions[endpoint] = limited(app.view_functions[endpoint])
 
 
+def limiter_of(app: Flask) -> Limiter:
+    limiter: Limiter = app.extensions[_LIMITER]
+    return limiter
+
+
 def seconds_until_allowed() -> int:
     """For a request that was just refused, by the limiter's own clock."""
-    limiter: Limiter = current_app.extensions[_LIMITER]
-    current = limiter.current_limit
+    current = limiter_of(current_app).current_limit
     return max(1, int(current.reset_at - time.time())) if current else 1
 
 

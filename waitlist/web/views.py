@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Final
 
-from flask import Blueprint, abort, redirect, render_template, url_for
+from flask import Blueprint, abort, g, redirect, render_template, url_for
 from flask.typing import ResponseReturnValue
 
 from waitlist import confirmation, ledger, signup, waitlists
@@ -135,6 +135,7 @@ def _form_again(page: ListPage, form: SignupForm) -> str:
 
 def _neutral(answer: Answer) -> ResponseReturnValue:
     """The one answer to every submission, whatever was decided about the address."""
+    g.answer = answer  # for the metrics
     if answer.decision is Decision.LIST_CLOSED:
         abort(410)
     if wants_fragment():
