@@ -16,6 +16,7 @@ from waitlist.logs import configure_logs
 from waitlist.mail.base import Sender
 from waitlist.mail.compose import Composer
 from waitlist.mail.registry import make_sender
+from waitlist.metrics import init_app as init_metrics
 from waitlist.services import Services
 from waitlist.settings import ROOT, Settings, load_settings
 from waitlist.store import Store
@@ -58,5 +59,6 @@ def _wire(settings: Settings, sender: Sender | None, clock: Callable[[], float] 
     app.extensions["waitlist"] = services
     init_web(app, services)
     init_api(app, services)
+    init_metrics(app, services)
     init_cli(app, services)
     return app
