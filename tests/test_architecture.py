@@ -34,6 +34,7 @@ STOREY = {
     "waitlist.mail": LEAVES,
     "waitlist.services": SERVICES,
     "waitlist.clients": USE_CASES,
+    "waitlist.doctor": USE_CASES,
     "waitlist.people": USE_CASES,
     "waitlist.purge": USE_CASES,
     "waitlist.signup": USE_CASES,

@@ -60,5 +60,5 @@ def _wire(settings: Settings, sender: Sender | None, clock: Callable[[], float] 
     init_web(app, services)
     init_api(app, services)
     init_metrics(app, services)
-    init_cli(app, services)
+    init_cli(app)
     return app

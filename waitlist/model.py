@@ -107,11 +107,15 @@ class EventType(StrEnum):
     SYSTEMIC = "systemic"
     IN_DOUBT = "in_doubt"
     SUPERSEDED = "superseded"
+    # The provider says that it has the mail; ACCEPTED is our own record of that.
+    SENT = "sent"
     DELIVERED = "delivered"
     BOUNCED = "bounced"
     COMPLAINED = "complained"
     SOFT_BOUNCED = "soft_bounced"
     DELAYED = "delayed"
+    # It names another recipient than the delivery's: kept, and changes nothing.
+    FOREIGN = "foreign"
 
 
 class ConfirmOutcome(StrEnum):
@@ -222,6 +226,8 @@ class Submission:
     consent_version: int
     source: str | None = None
     trapped: bool = False
+    # None: given with this submission.
+    consent_at: int | None = None
     # None: a form, which has no key.
     claim: KeyClaim | None = None
 
@@ -273,3 +279,18 @@ class Outcome:
     detail: str = ""
     provider_message_id: str | None = None
     retry_after_seconds: int | None = None
+
+
+@dataclass(frozen=True)
+class ProviderEvent:
+    """What a provider reports about one mail. `detail` holds no address; it is cut before it is stored."""
+
+    # The same however often it is delivered, and no other's.
+    event_id: str
+    type: EventType
+    # As the provider writes it; None: it names nobody.
+    recipient: str | None
+    # Ours, given along with the mail; None: it did not come back.
+    delivery_id: str | None
+    provider_message_id: str | None
+    detail: str = ""

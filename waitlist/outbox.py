@@ -25,6 +25,7 @@ from waitlist.errors import StorageBusy
 from waitlist.mail.base import Mail, Sender
 from waitlist.model import DeliveryStatus, EventType, OutboxStatus, Outcome, OutcomeKind
 from waitlist.policy import Next
+from waitlist.purge import purge
 from waitlist.services import Services
 from waitlist.settings import Settings
 from waitlist.store import Transaction, run_query, run_transaction
@@ -66,6 +67,9 @@ J = TypeVar("J")
 HOUR_SECONDS: Final = 3600
 # Rows recovered in one transaction: small enough not to keep a visitor waiting.
 RECOVER_BATCH: Final = 200
+# An idle worker removes what is past its retention, a little each minute: a new mail must not wait for it.
+PURGE_EVERY_SECONDS: Final = 60.0
+PURGE_SECONDS: Final = 0.2
 # Without any news an idle worker looks again after this: for leases of others that ran out.
 IDLE_SECONDS: Final = 5.0
 # A database that is away is asked again so often.
@@ -122,6 +126,7 @@ class Worker:
 def follow(worker: Worker) -> None:
     """Drain whenever there is something to do, until `worker.stop` is set. Faults pause it and end by themselves."""
     faults = 0
+    purge_at = 0.0
     while not worker.stop.is_set():
         try:
             with worker.services.store.watch() as wait_for_change:
@@ -130,7 +135,11 @@ def follow(worker: Worker) -> None:
                     faults = faults + 1 if counts.fault else 0
                     if counts.fault:
                         worker.stop.wait(policy.pause_seconds(faults, counts.retry_after_seconds))
-                    else:
+                        continue
+                    if time.monotonic() >= purge_at:
+                        purge(worker.services, longest_seconds=PURGE_SECONDS)
+                        purge_at = time.monotonic() + PURGE_EVERY_SECONDS
+                    if not worker.stop.is_set():
                         wait_for_change(_idle_seconds(worker), worker.stop.is_set)
         except StorageBusy as error:
             log.warning("storage_busy", error=str(error))
@@ -217,6 +226,16 @@ def claim(services: Services, owner: str, most: int) -> list[OutboxRow]:
         )
 
     return run_transaction(services.store, body)
+
+
+def send_test_mail(services: Services, recipient: str) -> Outcome:
+    """Hand one mail to the provider, past the outbox: to see that mail leaves. It holds no link."""
+    mail = services.composer.test(recipient, delivery_id=(delivery_id := new_id()), now=services.clock())
+    sender = services.make_sender()
+    try:
+        return sender.send(mail, key=delivery_id, deadline_seconds=services.settings.lease_seconds / 2)
+    finally:
+        sender.close()
 
 
 def recover(services: Services, sender: Sender) -> int:

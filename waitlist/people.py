@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from waitlist.errors import InvalidInput
+from waitlist.errors import InvalidInput, Restart
 from waitlist.idempotency import close_request, open_request
 from waitlist.model import (
     Answer,
@@ -44,6 +44,7 @@ def resend(services: Services, email: str, *, reason: str, list_id: str | None =
         email_hmac=address_hmac(data_key, email),
         cap_hmac=cap_hmac(data_key, email),
         consent_version=subscriber.consent_version,
+        consent_at=subscriber.consent_at,
         source=reason,
     )
     prepared = prepare_mail(services, waitlist, email)
@@ -75,12 +76,7 @@ def _resend(tx: Transaction, settings: Settings, submission: Submission, prepare
         raise InvalidInput("A mail is on its way at this moment.")
     expires_at = tx.now + settings.token_ttl_seconds
     supersede_open(tx, latest)
-    enqueue(tx, submission, prepared, subscriber.id, latest, Reason.OPERATOR_RESEND, expires_at)
-    rotate_token(
-        tx,
-        subscriber.id,
-        consent_version=submission.consent_version,
-        token_hash=prepared.token_hash,
-        expires_at=expires_at,
-    )
+    if not enqueue(tx, submission, prepared, subscriber.id, latest, Reason.OPERATOR_RESEND, expires_at):
+        raise Restart  # another open mail appeared since we looked
+    rotate_token(tx, subscriber.id, submission, prepared, expires_at)
     return close_request(tx, submission, prepared.delivery_id, Decision.QUEUED)

@@ -200,10 +200,7 @@ def _claim_failure(
     """One failure, one retry: the unique index on retry_of_delivery_id lets exactly one submission have it."""
     if not enqueue(tx, submission, prepared, subscriber.id, latest, Reason.FAILURE_RETRY, expires_at):
         return Decision.RETRY_CLAIMED
-    version = submission.consent_version
-    if not rotate_token(
-        tx, subscriber.id, consent_version=version, token_hash=prepared.token_hash, expires_at=expires_at
-    ):
+    if not rotate_token(tx, subscriber.id, submission, prepared, expires_at):
         raise Restart  # confirmed or gone meanwhile: no mail for them
     return Decision.RETRY_QUEUED
 
@@ -235,15 +232,13 @@ def enqueue(
     """Write delivery and outbox row; False if another transaction was first (one open mail, one retry a failure)."""
     inserted = insert_delivery(
         tx,
+        submission,
         prepared,
         subscriber_id=subscriber_id,
         previous=latest,
         retry_of=latest if policy.is_retryable(latest) else None,
-        signup_request_id=submission.operation_id,
         reason=reason,
         expires_at=expires_at,
-        consent_version=submission.consent_version,
-        recipient_hmac=submission.cap_hmac,
     )
     if inserted:
         insert_outbox_row(tx, prepared, submission.email)

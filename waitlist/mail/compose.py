@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import escape
 
 from waitlist.mail.base import Mail
 from waitlist.model import Waitlist
@@ -50,22 +51,38 @@ class Composer:
             "contact": settings.contact,
             "privacy_url": settings.privacy_url,
         }
-        domain = settings.mail_address.rpartition("@")[2]
         return Mail(
             recipient=recipient,
             subject=f"Please confirm: {waitlist.title}",
             text=self._environment.get_template(f"{CONFIRMATION}.txt").render(words),
             html=self._environment.get_template(f"{CONFIRMATION}.html").render(words),
             headers=(
-                ("From", settings.mail_from),
-                ("Date", format_datetime(datetime.fromtimestamp(now, UTC))),
-                ("Message-ID", f"<{delivery_id}@{domain}>"),
-                # RFC 3834: no vacation answer, please.
-                ("Auto-Submitted", "auto-generated"),
+                *self._headers(delivery_id, now),
                 # RFC 8058: one click, by the mailbox provider's own button.
                 ("List-Unsubscribe", f"<{unsubscribe_url}>"),
                 ("List-Unsubscribe-Post", "List-Unsubscribe=One-Click"),
             ),
+        )
+
+    def test(self, recipient: str, *, delivery_id: str, now: float) -> Mail:
+        """The mail of `flask test-mail`: it asks for nothing."""
+        text = f"This is a test mail of the waitlist at {self._settings.base_url}. Mail leaves as it should.\n"
+        return Mail(
+            recipient=recipient,
+            subject="Test mail of the waitlist",
+            text=text,
+            html=f'<!DOCTYPE html>\n<html lang="en"><body><p>{escape(text)}</p></body></html>\n',
+            headers=self._headers(delivery_id, now),
+        )
+
+    def _headers(self, delivery_id: str, now: float) -> tuple[tuple[str, str], ...]:
+        domain = self._settings.mail_address.rpartition("@")[2]
+        return (
+            ("From", self._settings.mail_from),
+            ("Date", format_datetime(datetime.fromtimestamp(now, UTC))),
+            ("Message-ID", f"<{delivery_id}@{domain}>"),
+            # RFC 3834: no vacation answer, please.
+            ("Auto-Submitted", "auto-generated"),
         )
 
     def _signed_url(self, purpose: LinkPurpose, delivery_id: str) -> str:

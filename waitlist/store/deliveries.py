@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 
-from waitlist.model import OPEN_DELIVERY, Delivery, DeliveryStatus, EventType, PreparedMail, Reason
+from waitlist.model import OPEN_DELIVERY, Delivery, DeliveryStatus, EventType, PreparedMail, Reason, Submission
 from waitlist.store.engine import Transaction
 from waitlist.store.schema import delivery_events, email_deliveries
 from waitlist.tokens import new_id
@@ -95,16 +95,14 @@ def count_mails_since(tx: Transaction, recipient_hmac: str, since: int) -> int:
 
 def insert_delivery(
     tx: Transaction,
+    submission: Submission,
     prepared: PreparedMail,
     *,
     subscriber_id: str,
     previous: Delivery | None,
     retry_of: Delivery | None,
-    signup_request_id: str | None,
     reason: Reason,
     expires_at: int,
-    consent_version: int,
-    recipient_hmac: str,
 ) -> bool:
     """False if another transaction was first: it has the subscriber's one open delivery, or has claimed this failure."""
     generation = previous.generation + 1 if previous else 1
@@ -114,14 +112,14 @@ def insert_delivery(
         "operation_key": f"{prepared.template}:{subscriber_id}:{generation}",
         "generation": generation,
         "retry_of_delivery_id": retry_of.id if retry_of else None,
-        "signup_request_id": signup_request_id,
+        "signup_request_id": submission.operation_id,
         "reason": reason,
         "status": DeliveryStatus.QUEUED,
         "token_hash": prepared.token_hash,
         "token_expires_at": expires_at,
-        "consent_at": tx.now,
-        "consent_version": consent_version,
-        "recipient_hmac": recipient_hmac,
+        "consent_at": tx.now if submission.consent_at is None else submission.consent_at,
+        "consent_version": submission.consent_version,
+        "recipient_hmac": submission.cap_hmac,
         "created_at": tx.now,
     }
     return tx.execute(_INSERT, values).scalar_one_or_none() is not None

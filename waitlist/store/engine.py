@@ -55,6 +55,15 @@ def sqlite_module() -> ModuleType:
     return module
 
 
+def is_in_corruption_range(version: str) -> bool:
+    """Whether a database of this `Store.version()` may damage its own file."""
+    product, _, number = version.partition(" ")
+    if product != "SQLite":
+        return False
+    oldest, newest = SQLITE_CORRUPTION_RANGE
+    return oldest <= tuple(int(part) for part in number.split(".")[:3]) <= newest
+
+
 @dataclass(frozen=True)
 class Transaction:
     """An open transaction and the one moment at which all of it happens."""

@@ -299,6 +299,8 @@ delivery_events = sa.Table(
     # NULL: our own event, not a provider's.
     Column("event_id", sa.Text),
     Column("provider_message_id", sa.Text),
+    # Keyed digest of whom a provider's event is about. NULL: our own event, or it names nobody.
+    Column("recipient_hmac", sa.Text),
     Column("app_version", sa.Text, nullable=False),
     # NULL: not the end of an attempt.
     Column("duration_ms", sa.Integer),
@@ -329,6 +331,7 @@ Index(
 _is_parked = delivery_events.c.delivery_id.is_(None)
 Index(
     "delivery_events_parked_idx",
+    delivery_events.c.provider_message_id,
     delivery_events.c.at,
     sqlite_where=_is_parked,
     postgresql_where=_is_parked,

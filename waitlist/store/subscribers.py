@@ -89,7 +89,7 @@ _INSERT_OR_REVIVE = _insert_pending.on_conflict_do_update(
 
 _update = sa.update(subscribers).where(_s.id == bindparam("subscriber_id"))
 _ROTATE = _update.where(_s.status == SubscriberStatus.PENDING).values(
-    consent_at=bindparam("now"),
+    consent_at=bindparam("consented_at"),
     consent_version=bindparam("version"),
     confirmation_token_hash=bindparam("token_hash"),
     confirmation_expires_at=bindparam("expires_at"),
@@ -172,10 +172,15 @@ def insert_or_revive(tx: Transaction, submission: Submission, prepared: Prepared
 
 
 def rotate_token(
-    tx: Transaction, subscriber_id: str, *, consent_version: int, token_hash: str, expires_at: int
+    tx: Transaction, subscriber_id: str, submission: Submission, prepared: PreparedMail, expires_at: int
 ) -> bool:
     """False if the subscriber is not pending any more."""
-    values = {"version": consent_version, "token_hash": token_hash, "expires_at": expires_at}
+    values = {
+        "consented_at": tx.now if submission.consent_at is None else submission.consent_at,
+        "version": submission.consent_version,
+        "token_hash": prepared.token_hash,
+        "expires_at": expires_at,
+    }
     return _acted(tx, _ROTATE, subscriber_id, now=tx.now, **values)
 
 

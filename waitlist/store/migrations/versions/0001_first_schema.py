@@ -265,11 +265,12 @@ def upgrade() -> None:
         sa.Column("provider", sa.Text(), nullable=True),
         sa.Column("event_id", sa.Text(), nullable=True),
         sa.Column("provider_message_id", sa.Text(), nullable=True),
+        sa.Column("recipient_hmac", sa.Text(), nullable=True),
         sa.Column("app_version", sa.Text(), nullable=False),
         sa.Column("duration_ms", sa.Integer(), nullable=True),
         sa.Column("detail", sa.Text(), nullable=False),
         sa.CheckConstraint(
-            "type IN ('attempt', 'accepted', 'temporary', 'rejected', 'failed', 'systemic', 'in_doubt', 'superseded', 'delivered', 'bounced', 'complained', 'soft_bounced', 'delayed')",
+            "type IN ('attempt', 'accepted', 'temporary', 'rejected', 'failed', 'systemic', 'in_doubt', 'superseded', 'sent', 'delivered', 'bounced', 'complained', 'soft_bounced', 'delayed', 'foreign')",
             name="delivery_events_type_check",
         ),
         sa.ForeignKeyConstraint(
@@ -290,7 +291,7 @@ def upgrade() -> None:
     op.create_index(
         "delivery_events_parked_idx",
         "delivery_events",
-        ["at"],
+        ["provider_message_id", "at"],
         unique=False,
         sqlite_where=sa.text("delivery_id IS NULL"),
         postgresql_where=sa.text("delivery_id IS NULL"),

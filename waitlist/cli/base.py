@@ -1,0 +1,55 @@
+"""What every command shares: how it is made, how its errors are said, how it prints JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, is_dataclass
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
+
+import click
+from flask.cli import with_appcontext
+
+from waitlist.errors import InvalidAddress, InvalidInput, UnknownClient, UnknownList, WaitlistError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+EXIT_FAULT: Final = 1
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="For a machine to read.")
+
+
+def command(name: str, **attributes: Any) -> Callable[[Callable[..., None]], click.Command]:
+    """A command in which an error of ours is one sentence: exit code 2 for what was typed, 1 for everything else."""
+
+    def make(function: Callable[..., None]) -> click.Command:
+        in_context: Callable[..., None] = with_appcontext(_plainly(function))  # type: ignore[no-untyped-call]  # Flask gives no types here
+        made: click.Command = click.command(name, **attributes)(in_context)
+        return made
+
+    return make
+
+
+def echo_json(value: Any) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+def _plainly(function: Callable[P, R]) -> Callable[P, R]:
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (InvalidAddress, InvalidInput, UnknownList, UnknownClient) as error:
+            raise click.UsageError(str(error)) from error
+        except WaitlistError as error:
+            raise click.ClickException(str(error)) from error
+
+    return run

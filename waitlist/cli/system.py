@@ -1,0 +1,92 @@
+"""Commands about the installation: run it, upgrade it, look after it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from waitlist import doctor as checks
+from waitlist import waitlists
+from waitlist.cli.base import EXIT_FAULT, as_json_option, command, echo_json
+from waitlist.purge import purge as run_purge
+from waitlist.purge import purgeable
+from waitlist.settings import ROOT, Settings
+from waitlist.store.migrate import check_schema, newest_revision, upgrade
+from waitlist.web.current import services
+
+
+@command("up")
+@click.option("--no-worker", is_flag=True, help="Only the web server; the worker runs elsewhere.")
+def up(no_worker: bool) -> None:
+    """Bring the embedded database up to date and run web server and worker together."""
+    from honcho.manager import Manager  # starts slowly, and only this command needs it
+
+    store, settings = services().store, services().settings
+    check_schema(store)
+    if waitlists.create_default(services()):
+        click.echo(f"Made a first list, {waitlists.DEFAULT_LIST}; `flask lists` shows it.")
+    click.echo(f"{store.version()} at {_where_data_lies(settings)}")
+    click.echo(f"Mails: {_where_mail_goes(settings)}")
+    click.echo(f"Open {settings.base_url}  (Ctrl-C stops)")
+    manager = Manager()
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    manager.add_process("web", _web_command(settings), env=environment, cwd=str(ROOT))
+    if not no_worker:
+        worker = f"exec {sys.executable} -m flask drain-outbox --follow"
+        manager.add_process("worker", worker, env=environment, cwd=str(ROOT))
+    manager.loop()
+    sys.exit(manager.returncode)
+
+
+@command("upgrade-db")
+def upgrade_db() -> None:
+    """Bring the database to the schema of this version."""
+    done = upgrade(services().store)
+    click.echo(f"Schema {newest_revision()}: {'upgraded' if done else 'nothing to do'}.")
+
+
+@command("doctor")
+@as_json_option
+def doctor(as_json: bool) -> None:
+    """Check settings, database and mail login, without sending anything. Exit code 1 when something is wrong."""
+    findings = checks.examine(services())
+    if as_json:
+        echo_json(findings)
+    for finding in [] if as_json else findings:
+        click.echo(f"{'ok    ' if finding.is_ok else 'WRONG '}{finding.what}: {finding.words}")
+    if not all(finding.is_ok for finding in findings):
+        sys.exit(EXIT_FAULT)
+
+
+@command("purge")
+@click.option("--dry-run", is_flag=True, help="Count what would go and remove nothing.")
+@as_json_option
+def purge(dry_run: bool, as_json: bool) -> None:
+    """Remove what is past its retention."""
+    counts = purgeable(services()) if dry_run else run_purge(services())
+    if as_json:
+        echo_json(counts)
+        return
+    for what, count in counts.items():
+        click.echo(f"{count:>9}  {what}{' would go' if dry_run else ''}")
+
+
+def _web_command(settings: Settings) -> str:
+    host, _, port = settings.bind.rpartition(":")
+    # No access log: its lines would hold the tokens of links.
+    return (
+        f"exec {sys.executable} -m granian --interface wsgi --host {host.strip('[]')} --port {port}"
+        f" --workers {settings.web_workers} --blocking-threads {settings.web_threads}"
+        " --backpressure 1024 --no-ws --log-level warning app:app"
+    )
+
+
+def _where_data_lies(settings: Settings) -> str:
+    return str(settings.database_path) if settings.is_embedded else "the server in WAITLIST_DATABASE_URL"
+
+
+def _where_mail_goes(settings: Settings) -> str:
+    scheme, _, rest = settings.mail_url.get_secret_value().partition(":")
+    return f"one .eml file each in {ROOT / rest}" if scheme == "file" else f"by {scheme}"
