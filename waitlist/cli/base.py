@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from functools import wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import click
 from flask.cli import with_appcontext
@@ -25,9 +25,8 @@ def command(name: str, **attributes: Any) -> Callable[[Callable[..., None]], cli
     """A command in which an error of ours is one sentence: exit code 2 for what was typed, 1 for everything else."""
 
     def make(function: Callable[..., None]) -> click.Command:
-        in_context: Callable[..., None] = with_appcontext(_plainly(function))  # type: ignore[no-untyped-call]  # Flask gives no types here
-        made: click.Command = click.command(name, **attributes)(in_context)
-        return made
+        decorate = cast(Callable[[Callable[..., None]], click.Command], click.command(name, **attributes))
+        return decorate(with_appcontext(_plainly(function)))
 
     return make
 
