@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.test_message import make_mail
-from waitlist.errors import SettingsError
 from waitlist.mail.console import ConsoleSender
 from waitlist.mail.file import FileSender
 from waitlist.mail.message import message_bytes
@@ -170,10 +169,3 @@ def test_console_setting_names_the_console() -> None:
 def test_only_a_provider_that_knows_a_mail_again_claims_a_key_window(tmp_path: Path) -> None:
     assert ConsoleSender().key_window_seconds is None
     assert (FileSender(tmp_path).key_window_seconds or 0) > 90 * 86_400
-
-
-def test_scheme_without_a_sender_is_a_settings_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("waitlist.mail.registry._FACTORIES", {})
-
-    with pytest.raises(SettingsError, match="WAITLIST_MAIL_URL"):
-        make_sender(settings_with("file:mail"))

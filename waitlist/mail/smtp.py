@@ -336,7 +336,6 @@ class _Connection(smtplib.SMTP):
             if reply[2] != b"-":
                 self.heard_at = _now()
                 return int(reply[1]), b"\n".join(texts)
-        self.close()
         raise smtplib.SMTPServerDisconnected("the server hung up or does not speak SMTP")
 
     def receive_into(self, buffer: Any) -> int:
