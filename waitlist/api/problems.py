@@ -82,9 +82,13 @@ class Problem(Exception):
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-def init_app(app: Flask, api: Blueprint) -> None:
+def init_app(app: Flask) -> None:
     # A path that leads nowhere has no blueprint, so its error is answered before Flask raises it.
     app.before_request(_refuse_unrouted)
+
+
+def answer_errors_of(api: Blueprint) -> None:
+    """Once for all applications, as a blueprint wants it."""
     handlers: Mapping[type[Exception], Callable[[Any], ResponseReturnValue]] = {
         Problem: answer,
         HTTPException: from_http,
