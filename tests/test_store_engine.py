@@ -195,6 +195,21 @@ def test_lock_of_a_foreign_program_is_busy_too(impatient: Store) -> None:
     assert value_of(impatient) == 1
 
 
+@only_sqlite
+def test_writer_holds_the_lock_before_it_reads(counters: Store) -> None:
+    """A transaction that began as a reader could not write after somebody else had: its state would be stale."""
+    foreign = sqlite_module().connect(str(counters.url.database), isolation_level=None, timeout=0)
+
+    def body(tx: Transaction) -> None:
+        with pytest.raises(sqlite_module().OperationalError, match="locked"):
+            foreign.execute("BEGIN IMMEDIATE")
+
+    try:
+        run_transaction(counters, body)
+    finally:
+        foreign.close()
+
+
 def test_reader_waits_for_no_writer(impatient: Store, database_url: str) -> None:
     with Holder(database_url):
         assert value_of(impatient) == 0
