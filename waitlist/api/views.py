@@ -13,7 +13,7 @@ from waitlist import ledger, signup, waitlists
 from waitlist.api.access import authenticate
 from waitlist.api.models import ID_PATTERN, LIST_ID_PATTERN, NewSignup, SignupStatus
 from waitlist.api.openapi import document
-from waitlist.api.problems import MEDIA_TYPE, Problem
+from waitlist.api.problems import MEDIA_TYPE, Problem, answer_errors_of
 from waitlist.api.reading import read_json, read_key, validate
 from waitlist.errors import UnknownList
 from waitlist.idempotency import canonical_json
@@ -22,6 +22,7 @@ from waitlist.web.current import services
 from waitlist.web.security import refuse_foreign_host
 
 api: Final = Blueprint("api", __name__, url_prefix="/api/v1")
+answer_errors_of(api)
 
 _LIST_ID: Final = re.compile(LIST_ID_PATTERN)
 _ID: Final = re.compile(ID_PATTERN)
