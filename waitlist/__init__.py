@@ -22,6 +22,7 @@ from waitlist.settings import ROOT, Settings, load_settings
 from waitlist.store import Store
 from waitlist.store.migrate import upgrade_embedded
 from waitlist.web import init_app as init_web
+from waitlist.webhooks import init_app as init_webhooks
 
 # What `flask` exits with when its settings cannot be used; other faults at start are 1.
 EXIT_SETTINGS = 2
@@ -59,6 +60,7 @@ def _wire(settings: Settings, sender: Sender | None, clock: Callable[[], float] 
     app.extensions["waitlist"] = services
     init_web(app, services)
     init_api(app, services)
+    init_webhooks(app, services)
     init_metrics(app, services)
     init_cli(app)
     return app

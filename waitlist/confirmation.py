@@ -126,11 +126,11 @@ def leave(tx: Transaction, subscriber_id: str) -> None:
     supersede_if_waiting(tx, get_latest_delivery(tx, subscriber_id))
 
 
-def prove_acceptance(tx: Transaction, delivery: Delivery) -> None:
+def prove_acceptance(tx: Transaction, delivery: Delivery, *, by: str = "its link") -> None:
     """Somebody has the mail in hand, so a provider took it, whatever became of the attempt's answer."""
     mark_row_sent(tx, delivery.id)
     if mark_accepted(tx, delivery.id):
-        insert_event(tx, delivery.id, EventType.ACCEPTED, detail="proved by its link")
+        insert_event(tx, delivery.id, EventType.ACCEPTED, detail=f"proved by {by}")
 
 
 def _confirm(tx: Transaction, digest: str) -> Confirmation:

@@ -64,6 +64,22 @@ DECISION_WORDS: Final = {
 # A due mail that waits longer than this has no worker, or a sick one: attempts and leases take a minute.
 LATE_SECONDS: Final = 600
 
+SUPPRESSION_WORDS: Final = {
+    Suppression.COMPLAINT: "a mail to it was reported as spam (complaint)",
+    Suppression.NOT_ME: "its owner said: I did not ask for this (not_me)",
+    Suppression.OPERATOR: "by hand (operator)",
+}
+# What a provider reported; our own events are named by their type.
+EVENT_WORDS: Final = {
+    EventType.SENT: "sent: the provider has it",
+    EventType.DELIVERED: "delivered: the recipient's server has it",
+    EventType.BOUNCED: "bounced: it did not arrive, so the next submission may send a new one at once",
+    EventType.COMPLAINED: "complained: the recipient reported it as spam, so the address is suppressed",
+    EventType.SOFT_BOUNCED: "soft_bounced: the recipient's server refused it for now; only noted",
+    EventType.DELAYED: "delayed: the provider still tries; only noted",
+    EventType.FOREIGN: "foreign: the provider reported something about another recipient; nothing changed",
+}
+
 
 @dataclass(frozen=True)
 class Readiness:
@@ -297,7 +313,8 @@ def _delivery_entry(subscriber: Subscriber, delivery: Delivery) -> Entry:
 
 def _event_entry(subscriber: Subscriber, event: Event) -> Entry:
     took = f", {event.duration_ms} ms" if event.duration_ms is not None else ""
-    words = f"{event.type}{' by ' + event.provider if event.provider else ''}{took}"
+    by = f" by {event.provider}" if event.provider else ""
+    words = f"{EVENT_WORDS.get(event.type, event.type)}{by}{took}"
     words += f": {event.detail}" if event.detail else ""
     return Entry(event.at, "event", subscriber.list_id, event.type, event.delivery_id or "", words)
 

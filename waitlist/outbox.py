@@ -20,9 +20,9 @@ from typing import Final, TypeVar
 
 import structlog
 
-from waitlist import policy
+from waitlist import delivery_events, policy
 from waitlist.errors import StorageBusy
-from waitlist.mail.base import Mail, Sender
+from waitlist.mail.base import Mail, Sender, UnfitMail
 from waitlist.model import DeliveryStatus, EventType, OutboxStatus, Outcome, OutcomeKind
 from waitlist.policy import Next
 from waitlist.purge import purge
@@ -168,6 +168,8 @@ def drain(worker: Worker, limit: int | None = None) -> Counts:
     """Send what is due now, at most `limit` attempts, until nothing is left, a systemic fault, or `worker.stop`."""
     counts = Counts()
     recover(worker.services, worker.sender)
+    delivery_events.apply_parked(worker.services)
+    delivery_events.drop_stale(worker.services)
     while not worker.stop.is_set() and not counts.fault:
         most = worker.batch if limit is None else min(worker.batch, limit - counts.attempts)
         rows = claim(worker.services, worker.owner, most) if most > 0 else []
@@ -248,7 +250,14 @@ def recover(services: Services, sender: Sender) -> int:
             return total
 
 
-def begin_dispatch(tx: Transaction, settings: Settings, provider: str, claimed: OutboxRow) -> Dispatch | None:
+def begin_dispatch(
+    tx: Transaction,
+    settings: Settings,
+    provider: str,
+    claimed: OutboxRow,
+    *,
+    key_window_seconds: int | None = None,
+) -> Dispatch | None:
     """Put a claimed row on the wire; None if it is not ours any more or must not be sent."""
     row = lock_row(tx, claimed.id)
     if row is None or row.lease_token != claimed.lease_token:
@@ -258,6 +267,10 @@ def begin_dispatch(tx: Transaction, settings: Settings, provider: str, claimed: 
         return None
     if not policy.is_link_fresh(row.token_expires_at, row.delivery_created_at, tx.now):
         release(tx, row)
+        return None
+    if row.in_doubt and _key_window_open(tx, row, provider, key_window_seconds) is False:
+        # It was asked again in time, but the worker or the provider was away until the key was forgotten.
+        _bury(tx, row, "in_doubt")
         return None
     if not mark_dispatching(tx, row, tx.now + settings.lease_seconds):
         return None
@@ -311,13 +324,18 @@ def _settle_failure(tx: Transaction, sender: Sender, finished: Finished, randomn
 
 def _settle_doubt(tx: Transaction, sender: Sender, row: OutboxRow, *, due_at: int, error: str) -> bool:
     """The provider may have the mail. With its key memory we ask again; without, one more copy and then no more."""
-    key_window_open = None
-    if sender.key_window_seconds is not None and row.provider in (None, sender.provider):
-        key_window_open = policy.is_key_window_open(row.first_dispatch_at, tx.now, sender.key_window_seconds)
+    key_window_open = _key_window_open(tx, row, sender.provider, sender.key_window_seconds)
     if policy.decide_doubt(was_in_doubt=row.in_doubt, key_window_open=key_window_open) is Next.AGAIN:
         held = requeue(tx, row, due_at=due_at, in_doubt=True, error=error)
         return held and mark_queued_again(tx, row.delivery_id, "in_doubt")
     return _bury(tx, row, "in_doubt")
+
+
+def _key_window_open(tx: Transaction, row: OutboxRow, provider: str, key_window_seconds: int | None) -> bool | None:
+    """Whether `provider` still knows the row's key; None if it keeps no keys, or another one was asked before."""
+    if key_window_seconds is None or row.provider not in (None, provider):
+        return None
+    return policy.is_key_window_open(row.first_dispatch_at, tx.now, key_window_seconds)
 
 
 def _recover(tx: Transaction, settings: Settings, sender: Sender) -> int:
@@ -395,13 +413,13 @@ def _attempt(worker: Worker, dispatch: Dispatch) -> Finished:
 def _send(worker: Worker, row: OutboxRow) -> Outcome:
     if hashlib.sha256(row.message.encode()).hexdigest() != row.payload_hash:
         return Outcome(OutcomeKind.FAILED, "damaged", "the frozen message is not the one that was queued")
-    try:
-        mail = Mail.from_json(row.recipient, row.message)
-    except ValueError as error:
-        return Outcome(OutcomeKind.FAILED, "damaged", str(error))
     # Half the lease: a server that dribbles bytes must not outlive it.
     deadline_seconds = worker.services.settings.lease_seconds / 2
-    return worker.sender.send(mail, key=row.delivery_id, deadline_seconds=deadline_seconds)
+    try:
+        mail = Mail.from_json(row.recipient, row.message)
+        return worker.sender.send(mail, key=row.delivery_id, deadline_seconds=deadline_seconds)
+    except UnfitMail as error:
+        return Outcome(OutcomeKind.FAILED, "damaged", str(error))
 
 
 def _count(worker: Worker, counts: Counts, finished: Finished) -> None:
@@ -419,9 +437,22 @@ def _record(worker: Worker, finished: Finished | None, upcoming: OutboxRow | Non
     def body(tx: Transaction) -> Dispatch | None:
         if finished is not None:
             settle(tx, sender, finished, randomness)
-        return begin_dispatch(tx, settings, sender.provider, upcoming) if upcoming is not None else None
+        if upcoming is None:
+            return None
+        return begin_dispatch(tx, settings, sender.provider, upcoming, key_window_seconds=sender.key_window_seconds)
 
-    return _persist(worker, body)
+    dispatch = _persist(worker, body)
+    if finished is not None and finished.outcome.provider_message_id:
+        _apply_early_events(worker)
+    return dispatch
+
+
+def _apply_early_events(worker: Worker) -> None:
+    """Those that came before their send was recorded. A mail may be on the wire, so a busy database must not end this."""
+    try:
+        delivery_events.apply_parked(worker.services)
+    except StorageBusy as error:
+        log.warning("storage_busy", error=str(error))  # the next drain applies them
 
 
 def _release_all(tx: Transaction, rows: Sequence[OutboxRow]) -> None:

@@ -1,9 +1,10 @@
-"""What the owner does about one person by hand: send the confirmation mail again."""
+"""What the owner does about one person by hand: send the confirmation mail again, suppress the address or lift that."""
 
 from __future__ import annotations
 
 from functools import partial
 
+from waitlist.confirmation import suppress_address
 from waitlist.errors import InvalidInput, Restart
 from waitlist.idempotency import close_request, open_request
 from waitlist.model import (
@@ -16,13 +17,20 @@ from waitlist.model import (
     Submission,
     Subscriber,
     SubscriberStatus,
+    Suppression,
 )
 from waitlist.services import Services
 from waitlist.settings import Settings
 from waitlist.signup import enqueue, prepare_mail, supersede_open
 from waitlist.store import Transaction, run_query, run_transaction
 from waitlist.store.deliveries import get_latest_delivery
-from waitlist.store.subscribers import get_subscribers_everywhere, get_suppression, lock_subscriber, rotate_token
+from waitlist.store.subscribers import (
+    delete_suppression,
+    get_subscribers_everywhere,
+    get_suppression,
+    lock_subscriber,
+    rotate_token,
+)
 from waitlist.store.waitlists import get_waitlist
 from waitlist.tokens import address_hmac, cap_hmac, new_id
 
@@ -50,6 +58,23 @@ def resend(services: Services, email: str, *, reason: str, list_id: str | None =
     prepared = prepare_mail(services, waitlist, email)
     body = partial(_resend, settings=services.settings, submission=submission, prepared=prepared)
     return run_transaction(services.store, body)
+
+
+def suppress(services: Services, email: str) -> bool:
+    """No mail to this address any more, from any list, and off all of them; False if it was suppressed before."""
+    body = partial(suppress_address, data_key=services.settings.data_key_text, email=email, reason=Suppression.OPERATOR)
+    return run_transaction(services.store, body)
+
+
+def unsuppress(services: Services, email: str) -> bool:
+    """Let the address be written to again, which puts it back on no list; False if it was not suppressed."""
+    body = partial(_unsuppress, data_key=services.settings.data_key_text, email=email)
+    return run_transaction(services.store, body)
+
+
+def _unsuppress(tx: Transaction, data_key: str, email: str) -> bool:
+    tx.lock(cap_hmac(data_key, email))  # as a submission does, so that it sees one or the other
+    return delete_suppression(tx, address_hmac(data_key, email))
 
 
 def _find_pending(tx: Transaction, email: str, list_id: str | None) -> Subscriber:

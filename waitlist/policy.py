@@ -141,3 +141,8 @@ EVENT_RANK: Final = {
     DeliveryStatus.BOUNCED: 4,
     DeliveryStatus.COMPLAINED: 5,
 }
+
+
+def statuses_before(status: DeliveryStatus) -> tuple[DeliveryStatus, ...]:
+    """Those that an event for `status` moves on from."""
+    return tuple(earlier for earlier, rank in EVENT_RANK.items() if rank < EVENT_RANK[status])

@@ -27,6 +27,8 @@ COMMANDS = (
     clients.revoke_api_client,
     clients.api_clients,
     people.explain,
+    people.suppress,
+    people.unsuppress,
     people.stats,
 )
 

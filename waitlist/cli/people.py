@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import click
 
 from waitlist import ledger
+from waitlist import people as owner
 from waitlist.addresses import canonical_address
 from waitlist.cli.base import as_json_option, command, echo_json
 from waitlist.web.current import services
@@ -24,6 +25,24 @@ def explain(address: str, as_json: bool) -> None:
         return
     for line in _explanation_lines(explanation):
         click.echo(line)
+
+
+@command("suppress")
+@click.argument("address")
+def suppress(address: str) -> None:
+    """Never write to ADDRESS again: take it off every list and cancel its mails."""
+    email = canonical_address(address)
+    is_new = owner.suppress(services(), email)
+    click.echo(f"{email} is suppressed." if is_new else f"{email} was suppressed before; `flask explain` says why.")
+
+
+@command("unsuppress")
+@click.argument("address")
+def unsuppress(address: str) -> None:
+    """Let ADDRESS be written to again. It is on no list until somebody submits it."""
+    email = canonical_address(address)
+    was_suppressed = owner.unsuppress(services(), email)
+    click.echo(f"{email} is not suppressed any more." if was_suppressed else f"{email} was not suppressed.")
 
 
 @command("stats")
@@ -44,7 +63,7 @@ def stats(as_json: bool) -> None:
 def _explanation_lines(explanation: ledger.Explanation) -> Iterator[str]:
     yield explanation.email
     if explanation.suppression:
-        yield f"  suppressed on every list: {explanation.suppression}"
+        yield f"  suppressed on every list: {ledger.SUPPRESSION_WORDS[explanation.suppression]}"
     if not explanation.standings:
         yield "  is on no list"
     for standing in explanation.standings:

@@ -58,6 +58,13 @@ _ACCEPT = _MARK.values(
     settled_at=bindparam("now"),
     first_dispatch_at=func.coalesce(_d.first_dispatch_at, bindparam("now")),
 )
+_MOVE = _MARK.values(status=bindparam("new_status"), error_code=bindparam("new_error_code"))
+_BY_MESSAGE = (
+    select(email_deliveries)
+    .where(_d.provider == bindparam("of_provider"), _d.provider_message_id == bindparam("message_id"))
+    .order_by(_d.sequence.desc())
+    .limit(1)
+)
 _NAME_MESSAGE = (
     sa.update(email_deliveries)
     .where(_d.id == bindparam("delivery_id"), _d.provider_message_id.is_(None))
@@ -76,6 +83,10 @@ def get_delivery(tx: Transaction, delivery_id: str) -> Delivery | None:
 
 def get_delivery_by_token(tx: Transaction, token_hash: str) -> Delivery | None:
     return _one(tx, _BY_TOKEN, token_hash=token_hash)
+
+
+def get_delivery_by_message(tx: Transaction, provider: str, message_id: str) -> Delivery | None:
+    return _one(tx, _BY_MESSAGE, of_provider=provider, message_id=message_id)
 
 
 def get_latest_delivery(tx: Transaction, subscriber_id: str) -> Delivery | None:
@@ -148,6 +159,12 @@ def mark_accepted(tx: Transaction, delivery_id: str) -> bool:
     """A provider has the mail: that is a fact, and leaves even an ended status. False if it was known."""
     unproven = (*OPEN_DELIVERY, DeliveryStatus.SUPERSEDED, DeliveryStatus.FAILED, DeliveryStatus.REJECTED)
     return _acted(tx, _ACCEPT, delivery_id, unproven, now=tx.now)
+
+
+def mark_moved(tx: Transaction, delivery_id: str, status: DeliveryStatus, earlier: tuple[DeliveryStatus, ...]) -> bool:
+    """As a provider's event says; False if the delivery stands at none of `earlier`: it is that far, or further."""
+    error_code = None if status is DeliveryStatus.DELIVERED else status
+    return _acted(tx, _MOVE, delivery_id, earlier, new_status=status, new_error_code=error_code)
 
 
 def set_provider_message_id(tx: Transaction, delivery_id: str, provider_message_id: str) -> None:
