@@ -130,7 +130,7 @@ def erase(services: Services, email: str = EMAIL) -> None:
     run_transaction(services.store, lambda tx: tx.execute(statement).rowcount)
 
 
-# What each outbox status says about its delivery (CONTRACT 4, coupling).
+# What each outbox status says about its delivery (ARCHITECTURE.md).
 COUPLING = {
     "queued": {"queued"},
     "leased": {"queued"},

@@ -308,7 +308,7 @@ def test_upgrade_on_a_full_disk_is_unavailable_and_leaves_nothing(empty: Store) 
     assert current_revision(empty) is None
 
 
-# The promises of CONTRACT 1 and 4 that the database itself keeps.
+# The promises that the database itself keeps.
 
 
 @pytest.fixture

@@ -582,7 +582,7 @@ def test_every_file_of_the_database_is_private_whatever_the_umask(tmp_path: Path
 
 
 def test_commits_are_durable(store: Store) -> None:
-    """CONTRACT 1.3: an acknowledged submission survives a power cut."""
+    """Promise 3: an acknowledged submission survives a power cut."""
     if store.is_embedded:
         wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "secure_delete": 1}
         found = run_transaction(
@@ -599,7 +599,7 @@ def test_commits_are_durable(store: Store) -> None:
 
 @only_sqlite
 def test_blanked_text_is_in_no_file_after_the_log_is_emptied(counters: Store) -> None:
-    """CONTRACT 1.8."""
+    """Promise 8."""
     path = Path(str(counters.url.database))
     secret = "raw-token-that-must-not-stay"
     note = sa.text("UPDATE counters SET note = :note WHERE id = 1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# The neutral message: the same words whatever the address is to us (CONTRACT 1.6).
+# The neutral message: the same words whatever the address is to us (promise 6).
 CHECK_INBOX: Final = (
     "If this address still has to be confirmed, a mail with a link is on its way to it. "
     "Open the link and press the button there: then you are on the list."

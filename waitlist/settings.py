@@ -78,7 +78,7 @@ Seconds = Annotated[int, Field(gt=0, le=LONGEST_SECONDS)]
 
 
 class Settings(BaseModel):
-    """The settings of CONTRACT 2. Build with `load_settings()`; a fault there is a SettingsError naming every fault."""
+    """Every setting with its default. Build with `load_settings()`; a fault there is a SettingsError naming every fault."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 

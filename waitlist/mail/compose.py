@@ -21,7 +21,7 @@ _TEMPLATES: Final = ROOT / "templates" / "mail"
 
 
 class Composer:
-    """Makes confirmation mails. Every link's origin is the setting's, never a request's (CONTRACT 1.9)."""
+    """Makes confirmation mails. Every link's origin is the setting's, never a request's (promise 9)."""
 
     def __init__(self, settings: Settings, templates: Path = _TEMPLATES) -> None:
         self._settings = settings

@@ -333,9 +333,9 @@ class SQLite:
     def _prepare_writer(connection: Any) -> None:
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             connection.execute("PRAGMA journal_mode=WAL")
-        # FULL: an acknowledged submission survives a power cut (CONTRACT 1.3).
+        # FULL: an acknowledged submission survives a power cut (promise 3).
         connection.execute("PRAGMA synchronous=FULL")
-        # A blanked token must not stay readable in a free page (CONTRACT 1.8).
+        # A blanked token must not stay readable in a free page (promise 8).
         connection.execute("PRAGMA secure_delete=ON")
 
     @staticmethod
