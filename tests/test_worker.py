@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from pydantic import SecretStr
 
 from tests.factories import FakeClock, FakeSender, make_list
 from tests.scenes import (
@@ -29,8 +31,10 @@ from tests.scenes import (
     subscriber,
     token_in,
 )
+from tests.smtp_server import SmtpServer
 from waitlist import confirmation, ledger, outbox, policy
 from waitlist.mail.base import Mail
+from waitlist.mail.registry import make_sender
 from waitlist.model import DeliveryStatus, OutboxStatus, Outcome, OutcomeKind, SubscriberStatus
 from waitlist.outbox import Dispatch, Finished
 from waitlist.services import Services
@@ -369,10 +373,11 @@ def spoil(services: Services, email: str, message: str, *, keep_hash: bool) -> N
     run_transaction(services.store, lambda tx: tx.execute(statement).rowcount)
 
 
+@pytest.mark.parametrize("bug", [RuntimeError("a bug"), ValueError("another")], ids=["RuntimeError", "ValueError"])
 def test_sender_that_raises_leaves_its_mail_in_doubt_and_the_others_go_on(
-    services: Services, sender: FakeSender
+    services: Services, sender: FakeSender, bug: Exception
 ) -> None:
-    sender.answer_with(RuntimeError("a bug"))
+    sender.answer_with(bug)
     join(services, "first@example.com")
     join(services, "second@example.com")
 
@@ -380,6 +385,22 @@ def test_sender_that_raises_leaves_its_mail_in_doubt_and_the_others_go_on(
 
     assert [row.in_doubt for row in outbox_rows(services)] == [True, False]
     assert statuses(services, "second@example.com") == [DeliveryStatus.SENT]
+
+
+def test_mail_that_cannot_be_written_ends_dead_and_never_reaches_the_wire(services: Services) -> None:
+    join(services)
+    header = ["X-Title", "é"]
+    frozen = {"subject": "s", "text": "t", "html": "h", "headers": [["From", "w@example.com"], header]}
+    spoil(services, EMAIL, json.dumps(frozen), keep_hash=False)
+
+    with SmtpServer() as server:
+        smtp = set_setting(services, mail_url=SecretStr(server.url))
+        drain(smtp, make_sender(smtp.settings))
+
+        assert server.commands == []
+    (delivery,) = deliveries(services)
+    assert (delivery.status, delivery.error_code) == (DeliveryStatus.FAILED, "damaged")
+    assert [row.status for row in outbox_rows(services)] == [OutboxStatus.DEAD]
 
 
 def test_mail_of_somebody_no_longer_pending_is_superseded(services: Services, sender: FakeSender) -> None:

@@ -14,7 +14,7 @@ from hashlib import sha256
 from textwrap import wrap
 from typing import Final
 
-from waitlist.mail.base import Mail
+from waitlist.mail.base import Mail, UnfitMail
 
 # Octets of a line without its CRLF: RFC 5322, 2.1.1.
 LONGEST_LINE: Final = 998
@@ -36,7 +36,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 def message_bytes(mail: Mail) -> bytes:
     """Header order: the mail's own, To, Subject, MIME. Text part first, then HTML, so that a reader prefers HTML.
 
-    Raises ValueError where a header or an address could not be written as it stands: line ends, control characters,
+    Raises UnfitMail where a header or an address could not be written as it stands: line ends, control characters,
     anything but ASCII, another recipient field.
     """
     parts = (_part("plain", mail.text), _part("html", mail.html))
@@ -47,10 +47,10 @@ def message_bytes(mail: Mail) -> bytes:
 
 def _head(mail: Mail, boundary: bytes) -> bytes:
     if not _ADDR_SPEC.fullmatch(mail.recipient) or not _ADDR_SPEC.fullmatch(mail.envelope_sender):
-        raise ValueError("sender and recipient must each be one bare address")
+        raise UnfitMail("sender and recipient must each be one bare address")
     names = {name.lower() for name, _ in mail.headers}
     if len(names) < len(mail.headers) or names & _OWN_HEADERS:
-        raise ValueError("a header stands twice")
+        raise UnfitMail("a header stands twice")
     lines = [_header(name, value) for name, value in mail.headers]
     lines += [f"To: {mail.recipient}", _subject(mail.subject), "MIME-Version: 1.0", _MULTIPART]
     # The line end behind the boundary closes the head; the empty line after it begins the first delimiter.
@@ -60,9 +60,9 @@ def _head(mail: Mail, boundary: bytes) -> bytes:
 def _header(name: str, value: str) -> str:
     line = f"{name}: {value}"
     if not _FIELD_NAME.fullmatch(name):
-        raise ValueError("a header name cannot be used")
+        raise UnfitMail("a header name cannot be used")
     if not (line.isascii() and line.isprintable() and len(line) <= LONGEST_LINE):
-        raise ValueError(f"the header {name} is not one line of at most {LONGEST_LINE} ASCII characters")
+        raise UnfitMail(f"the header {name} is not one line of at most {LONGEST_LINE} ASCII characters")
     return line
 
 
@@ -70,7 +70,7 @@ def _header(name: str, value: str) -> str:
 @lru_cache(maxsize=64)
 def _subject(subject: str) -> str:
     if any(end in subject for end in "\r\n\0"):
-        raise ValueError("the subject holds a line end")
+        raise UnfitMail("the subject holds a line end")
     if not _is_plain(subject):
         return "Subject: " + "\r\n ".join(_encoded_words(subject))
     lines = wrap(f"Subject: {subject}", _WANTED_LINE, break_long_words=False, break_on_hyphens=False)
