@@ -27,6 +27,7 @@ from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 from waitlist.errors import SettingsError
 from waitlist.mail.base import Mail, ParsedEvents, scrub
 from waitlist.mail.deadline import Deadline, Wire, dial
+from waitlist.mail.message import message_bytes
 from waitlist.model import EventType, Outcome, OutcomeKind, ProviderEvent
 from waitlist.settings import Settings, is_loopback
 from waitlist.version import __version__
@@ -220,7 +221,11 @@ class ResendSender:
 
 
 def payload(mail: Mail, delivery_id: str) -> bytes:
-    """The body of `POST /emails`: the same mail gives the same bytes, which the provider's key memory compares."""
+    """The body of `POST /emails`: the same mail gives the same bytes, which the provider's key memory compares.
+
+    Raises ValueError for what could not be written as one mail to one recipient.
+    """
+    message_bytes(mail)  # refuses what every other sender would refuse
     headers = dict(mail.headers)
     fields = {
         "from": headers["From"],
