@@ -191,6 +191,19 @@ def test_mail_that_makes_the_provider_say_systemic_does_not_block_the_others(
     assert statuses(services, "fine@example.com") == [DeliveryStatus.SENT]
 
 
+def test_long_retry_after_is_not_taken_for_a_wrong_clock(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    sender.answer_with(Outcome(OutcomeKind.SYSTEMIC, "http_429", retry_after_seconds=3600))
+    join(services)
+    drain(services)
+
+    clock.advance(60)
+    assert drain(services).attempts == 0
+    clock.advance(840)
+    assert drain(services).attempts == 1
+
+
 def test_systemic_fault_does_not_use_up_the_mail_cap(services: Services, sender: FakeSender, clock: FakeClock) -> None:
     for _ in range(4):
         sender.answer_with(SYSTEMIC)

@@ -149,6 +149,7 @@ def follow(worker: Worker) -> None:
 def follow_all(workers: Sequence[Worker]) -> None:
     """One thread per connection; returns when all have stopped."""
     _in_threads(workers, follow)
+    _close(workers)
 
 
 def drain_all(workers: Sequence[Worker], limit: int | None = None) -> Counts:
@@ -157,10 +158,13 @@ def drain_all(workers: Sequence[Worker], limit: int | None = None) -> Counts:
         None if limit is None else limit // len(workers) + (n < limit % len(workers)) for n in range(len(workers))
     ]
     results = _in_threads(list(zip(workers, shares, strict=True)), lambda job: drain(*job))
+    _close(workers)
     total = Counts()
     for counts in results:
         total.outcomes += counts.outcomes
         total.fault = total.fault or counts.fault
+    if total.attempts:
+        workers[0].services.store.forget_old_pages()
     return total
 
 
@@ -197,6 +201,11 @@ def send_batch(worker: Worker, rows: Sequence[OutboxRow]) -> Counts:
     if waiting:
         _persist(worker, partial(_release_all, rows=waiting))
     return counts
+
+
+def _close(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.sender.close()
 
 
 def _in_threads(jobs: Sequence[J], run: Callable[[J], T]) -> list[T]:
@@ -309,7 +318,7 @@ def _settle_failure(tx: Transaction, sender: Sender, finished: Finished, randomn
     backoff = policy.backoff_seconds(finished.dispatch.attempt, randomness)
     if outcome.kind is OutcomeKind.SYSTEMIC:
         # Behind the others: if it is this one mail that makes the provider say so, it must not block the rest.
-        pause = policy.pause_seconds(1, outcome.retry_after_seconds)
+        pause = min(policy.pause_seconds(1, outcome.retry_after_seconds), policy.LONGEST_BACKOFF_SECONDS)
         held = undo_dispatching(tx, row, due_at=tx.now + pause, error=error)
         return held and undo_sending(tx, row.delivery_id, outcome.code, row.first_dispatch_at)
     if outcome.kind is OutcomeKind.TEMPORARY:
@@ -356,7 +365,7 @@ def _recover(tx: Transaction, settings: Settings, sender: Sender) -> int:
     stale = lock_stale(
         tx,
         expired_before=tx.now - policy.EXPIRED_LINK_GRACE_SECONDS,
-        longest_backoff=policy.LONGEST_RETRY_AFTER_SECONDS,
+        longest_backoff=policy.LONGEST_BACKOFF_SECONDS,
         most=RECOVER_BATCH,
     )
     for row in stale:

@@ -50,6 +50,7 @@ def purge(services: Services, *, batch: int = BATCH_ROWS, longest_seconds: float
             if removed < batch:
                 break
             time.sleep(PAUSE_SECONDS)
+    services.store.forget_old_pages()
     if any(counts.values()):
         log.info("purged", counts=counts)
     return counts

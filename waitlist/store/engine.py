@@ -124,6 +124,8 @@ class Database(Protocol):
 
     def changes(self, connection: sa.Connection) -> Callable[[float], bool]: ...
 
+    def forget_old_pages(self) -> None: ...
+
     def is_rerunnable(self, error: DBAPIError) -> bool: ...
 
     def translate(self, error: Exception) -> Exception: ...
@@ -191,6 +193,10 @@ class Store:
             if tx.is_postgresql:
                 return f"PostgreSQL {tx.execute(sa.text('SHOW server_version')).scalar_one()}"
             return f"SQLite {sqlite_module().sqlite_version}"
+
+    def forget_old_pages(self) -> None:
+        """Let no blanked token live on in the database's log. Does what it can; a later call does the rest."""
+        self.database.forget_old_pages()
 
     def close(self) -> None:
         self.database.read_engine.dispose()
@@ -454,6 +460,9 @@ class PostgreSQL:
             return any(True for _ in raw.notifies(timeout=seconds, stop_after=1))
 
         return has_changed
+
+    def forget_old_pages(self) -> None:
+        pass  # the server overwrites its log by itself, and no other program reads it
 
     def is_rerunnable(self, error: DBAPIError) -> bool:
         return _sqlstate(error) in self.RERUN
