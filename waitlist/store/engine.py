@@ -395,8 +395,11 @@ class SQLite:
 
     def forget_old_pages(self) -> None:
         """Write the WAL back and empty it, so that blanked tokens do not live on in old frames."""
-        with self.queue.turn(), self.write_engine.connect() as connection:
-            connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        try:
+            with self.queue.turn(), self.write_engine.connect() as connection:
+                connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except (StorageBusy, DBAPIError, sqlite_module().Error):
+            pass  # a reader or a full disk is in the way; the next call meets it again
 
 
 def create_private_file(path: Path) -> None:
