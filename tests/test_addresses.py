@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from waitlist import addresses
 from waitlist.addresses import canonical_address
 from waitlist.errors import InvalidAddress
 
@@ -40,6 +41,14 @@ def test_bad_address_is_refused_with_a_sentence_at_once(case: dict[str, Any]) ->
     assert len(str(refusal.value)) < 300
     # Quadratic work on the half megabyte of the corpus takes minutes.
     assert time.process_time() - start < 1
+
+
+def test_too_long_a_text_is_refused_before_anything_parses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CVE-2024-3651: decoding a domain name was once quadratic in its length."""
+    monkeypatch.setattr(addresses, "validate_email", lambda *_, **__: pytest.fail("parsed"))
+
+    with pytest.raises(InvalidAddress, match="too long"):
+        canonical_address("a@" + "b" * addresses.MAX_TYPED_CHARACTERS)
 
 
 def test_corpus_holds_both_answers() -> None:

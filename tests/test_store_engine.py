@@ -528,7 +528,7 @@ def test_watch_misses_no_commit_between_two_waits(counters: Store, database_url:
         wait(LONGEST_SECONDS, is_never_stopping)
 
         # A new mail starts within 300 ms; the rest is for a loaded machine.
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 5
 
 
 def test_watch_sees_commits_of_its_own_process(counters: Store) -> None:
