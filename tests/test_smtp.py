@@ -20,7 +20,7 @@ import trustme
 from tests.smtp_server import Action, Answers, Drop, Hang, LastReply, Packets, SmtpServer, one_byte_at_a_time
 from tests.test_message import make_mail
 from waitlist.errors import SettingsError
-from waitlist.mail import smtp
+from waitlist.mail import deadline, smtp
 from waitlist.mail.base import LONGEST_DETAIL, Mail, scrub
 from waitlist.mail.message import message_bytes
 from waitlist.mail.registry import make_sender
@@ -397,14 +397,14 @@ def test_server_that_stops_reading_is_left_at_the_deadline(released: threading.E
 
 def test_deadline_passed_inside_the_body_withholds_the_dot(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the worker is stopped there and wakes up after its lease."""
-    clock = smtp._now
+    clock = deadline.now
     with SmtpServer() as server:
         is_quiet = smtp._Connection._is_quiet
 
         def oversleep(connection: smtp._Connection) -> bool:
             answer = is_quiet(connection)
             if connection.attempt.phase is smtp.Phase.BODY:
-                monkeypatch.setattr(smtp, "_now", lambda: clock() + 3600)
+                monkeypatch.setattr(deadline, "now", lambda: clock() + 3600)
             return answer
 
         monkeypatch.setattr(smtp._Connection, "_is_quiet", oversleep)
@@ -490,11 +490,11 @@ def test_late_words_of_the_server_are_not_taken_for_an_answer(words: str) -> Non
 
 
 def test_connection_that_rested_long_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = smtp._now
+    clock = deadline.now
     with SmtpServer() as server:
         sender = sender_to(server)
         send(sender)
-        monkeypatch.setattr(smtp, "_now", lambda: clock() + smtp.LONGEST_REST_SECONDS + 1)
+        monkeypatch.setattr(deadline, "now", lambda: clock() + smtp.LONGEST_REST_SECONDS + 1)
 
         outcome = send(sender)
     assert outcome.kind is ACCEPTED

@@ -10,7 +10,7 @@ import queue
 import socket
 import threading
 import time
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 
 class Deadline:
@@ -44,7 +44,7 @@ class Wire:
             rest = rest[self._socket.send(rest) :]
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self))
+        return reader_of(self)
 
     def receive_into(self, buffer: Any) -> int:
         self._socket.settimeout(self._deadline.remaining())
@@ -54,15 +54,24 @@ class Wire:
         self._socket.close()
 
 
+class Source(Protocol):
+    def receive_into(self, buffer: Any) -> int: ...
+
+
+def reader_of(source: Source) -> io.BufferedReader:
+    """Reads lines from `source`, each packet awaited for the rest of its deadline only."""
+    return io.BufferedReader(_Reader(source))
+
+
 class _Reader(io.RawIOBase):
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, source: Source) -> None:
+        self._source = source
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        return self._wire.receive_into(buffer)
+        return self._source.receive_into(buffer)
 
 
 def dial(host: str, port: int, deadline: Deadline) -> socket.socket:

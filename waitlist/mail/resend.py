@@ -246,7 +246,7 @@ def _decide(reply: _Reply) -> Outcome:
 
 
 def _decide_kind(reply: _Reply) -> OutcomeKind:
-    """CONTRACT 6 for HTTP. What is neither a clear yes nor a clear no is asked again with the same key."""
+    """What is neither a clear yes nor a clear no is asked again with the same key."""
     status, name = reply.status, reply.name
     if status // 100 == 2:
         # Without an id it is a proxy's page or half an answer.

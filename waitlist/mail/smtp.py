@@ -2,27 +2,25 @@
 
 What an error means depends on how far the attempt came, and smtplib raises the same errors everywhere, so the phase is
 tracked here. Everything before the final dot can be tried again safely; after it, silence is a doubt no protocol can
-close (CONTRACT 6). Of smtplib this uses EHLO, AUTH and the commands; dialling, TLS, sending and reading are here,
+close. Of smtplib this uses EHLO, AUTH and the commands; TLS, sending and reading are here,
 because its time-outs start anew with each packet.
 """
 
 from __future__ import annotations
 
-import io
-import queue
 import re
 import smtplib
 import socket
 import ssl
-import threading
-import time
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from waitlist.errors import SettingsError
+from waitlist.mail import deadline
 from waitlist.mail.base import Mail, scrub
+from waitlist.mail.deadline import Deadline, dial, reader_of
 from waitlist.mail.message import message_bytes
 from waitlist.model import Outcome, OutcomeKind
 from waitlist.settings import Settings, is_loopback
@@ -199,27 +197,14 @@ class SmtpSender:
             self._connection = None
 
 
-class Attempt:
+class Attempt(Deadline):
     """The time left for one attempt, and how far it came."""
 
-    def __init__(self, seconds: float) -> None:
-        self.phase = Phase.CONNECT
-        self._ends_at = _now() + seconds
-
-    @property
-    def is_over(self) -> bool:
-        return _now() >= self._ends_at
-
-    def remaining(self) -> float:
-        """Seconds, more than 0; raises TimeoutError once there are none."""
-        seconds = self._ends_at - _now()
-        if seconds <= 0:
-            raise TimeoutError("the time for this attempt is over")
-        return seconds
+    phase = Phase.CONNECT
 
 
 def decide_outcome(attempt: Attempt, error: Exception, *, recipient: str) -> Outcome:
-    """What `error` says about the mail, by the phase it came in (CONTRACT 6)."""
+    """What `error` says about the mail, by the phase it came in."""
     if isinstance(error, smtplib.SMTPResponseException):
         return _decide_refusal(attempt.phase, error.smtp_code, _as_text(error.smtp_error), recipient)
     detail = scrub(str(error) or type(error).__name__, recipient=recipient)
@@ -279,7 +264,7 @@ class _Connection(smtplib.SMTP):
     def open(self) -> None:
         """Up to the login. Raises OSError or ValueError; the caller closes."""
         self.attempt.phase = Phase.CONNECT
-        self.sock = _dial(self.server, self.attempt)
+        self.sock = dial(self.server.host, self.server.port, self.attempt)
         if self.server.security is Security.TLS:
             self._wrap()
         self.attempt.phase = Phase.GREETING
@@ -295,7 +280,7 @@ class _Connection(smtplib.SMTP):
     def begin(self, envelope_sender: str, attempt: Attempt) -> _Connection:
         self.attempt = attempt
         attempt.phase = Phase.MAIL
-        if _now() - self.heard_at > LONGEST_REST_SECONDS or not self._is_quiet():
+        if deadline.now() - self.heard_at > LONGEST_REST_SECONDS or not self._is_quiet():
             raise smtplib.SMTPServerDisconnected("the kept connection has ended")
         self._command(f"MAIL FROM:<{envelope_sender}>", 2)
         return self
@@ -326,7 +311,7 @@ class _Connection(smtplib.SMTP):
     def getreply(self) -> tuple[int, bytes]:
         """As smtplib's; but half a line, or what is no reply, counts as a lost connection and never as code 250 or 500."""
         if self.file is None:
-            self.file = io.BufferedReader(_Reader(self))
+            self.file = reader_of(self)
         texts: list[bytes] = []
         while len(texts) < _MOST_REPLY_LINES:
             reply = _REPLY.fullmatch(self.file.readline(_LONGEST_REPLY_LINE))
@@ -334,7 +319,7 @@ class _Connection(smtplib.SMTP):
                 break
             texts.append(reply[3] or b"")
             if reply[2] != b"-":
-                self.heard_at = _now()
+                self.heard_at = deadline.now()
                 return int(reply[1]), b"\n".join(texts)
         raise smtplib.SMTPServerDisconnected("the server hung up or does not speak SMTP")
 
@@ -395,59 +380,6 @@ class _Connection(smtplib.SMTP):
         return False
 
 
-class _Reader(io.RawIOBase):
-    """What smtplib reads replies from: each packet is awaited for the rest of the attempt only."""
-
-    def __init__(self, connection: _Connection) -> None:
-        self._connection = connection
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._connection.receive_into(buffer)
-
-
-def _dial(server: Server, attempt: Attempt) -> socket.socket:
-    addresses = _resolve(server.host, server.port, attempt)
-    fault: OSError = OSError("the host has no address")
-    for index, (family, kind, protocol, _, address) in enumerate(addresses):
-        connected = socket.socket(family, kind, protocol)
-        try:
-            # A dead first address (IPv6 that leads nowhere) leaves time for the others.
-            connected.settimeout(attempt.remaining() / (len(addresses) - index))
-            connected.connect(address)
-        except OSError as error:
-            connected.close()
-            fault = error
-            continue
-        # The final dot is a small write behind another: without this it would wait for a delayed acknowledgement.
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connected
-    raise fault
-
-
-def _resolve(host: str, port: int, attempt: Attempt) -> list[tuple[Any, ...]]:
-    """getaddrinfo() takes no time-out, so it runs in a thread that is left behind; the resolver ends it by itself, and
-    pauses after a systemic fault keep such threads few."""
-    answers: queue.SimpleQueue[list[tuple[Any, ...]] | Exception] = queue.SimpleQueue()
-
-    def look_up() -> None:
-        try:
-            answers.put(list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
-        except _FAULTS as error:
-            answers.put(error)
-
-    threading.Thread(target=look_up, name="waitlist-dns", daemon=True).start()
-    try:
-        answer = answers.get(timeout=attempt.remaining())
-    except queue.Empty as error:
-        raise TimeoutError("the name look-up takes too long") from error
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
 def _security(scheme: str, host: str) -> Security:
     if scheme == "smtps":
         return Security.TLS
@@ -465,12 +397,3 @@ def _reply_code(error: Exception) -> int | None:
 
 def _as_text(reply: bytes | str) -> str:
     return reply if isinstance(reply, str) else reply.decode("utf-8", "replace")
-
-
-def _now() -> float:
-    """Seconds of a clock that nobody sets. It also counts while the machine is suspended, where there is such a one:
-    a laptop that wakes up must not believe that its lease still runs."""
-    return time.clock_gettime(_CLOCK)
-
-
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
