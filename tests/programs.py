@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,20 +37,20 @@ class Program:
         key: str | None = "key-1",
         list_id: str = "launch",
         body: bytes | str | None = None,
-        headers: dict[str, str | None] | None = None,
+        headers: Mapping[str, str | None] | None = None,
         **members: Any,
     ) -> TestResponse:
         sent: dict[str, str | None] = {"Idempotency-Key": key, "Content-Type": "application/json"}
         data = body if body is not None else json.dumps({"email": email, **members})
-        return self.call("POST", SIGNUPS.format(list_id=list_id), data=data, headers=sent | (headers or {}))
+        return self.call("POST", SIGNUPS.format(list_id=list_id), data=data, headers={**sent, **(headers or {})})
 
     def status(self, operation_id: str) -> TestResponse:
         return self.call("GET", f"/api/v1/signups/{operation_id}")
 
     def call(
-        self, method: str, path: str, *, headers: dict[str, str | None] | None = None, **kwargs: Any
+        self, method: str, path: str, *, headers: Mapping[str, str | None] | None = None, **kwargs: Any
     ) -> TestResponse:
-        sent = {"Authorization": f"Bearer {self.token}"} | (headers or {})
+        sent = {"Authorization": f"Bearer {self.token}", **(headers or {})}
         present = {name: value for name, value in sent.items() if value is not None}
         return self.client.open(path, method=method, headers=present, **kwargs)
 

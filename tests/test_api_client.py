@@ -237,7 +237,7 @@ def _path(words: list[str]) -> str:
     return words[0].removeprefix("https://waitlist.example.com")
 
 
-def _headers(words: list[str], shop: Program) -> dict[str, str | None]:
+def _headers(words: list[str], shop: Program) -> dict[str, str]:
     lines = [value for name, value in itertools.pairwise(words) if name == "-H"]
     pairs = (line.replace("$TOKEN", shop.token).split(": ", 1) for line in lines)
     return dict(pairs)
