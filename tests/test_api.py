@@ -118,7 +118,7 @@ class TestKey:
         assert_coupled(services)
 
     def test_key_reused_with_a_changed_email_is_a_fingerprint_mismatch(self, services: Services, shop: Program) -> None:
-        shop.sign_up()
+        first = shop.sign_up()
         before = everything(services)
 
         response = shop.sign_up("other@example.com")
@@ -126,6 +126,7 @@ class TestKey:
         assert problem(response) == (409, "idempotency_key_reused")
         assert response.get_json()["retryable"] is False
         assert response.headers["Operation-State"] == "conflict"
+        assert response.headers["Operation-Id"] == first.headers["Operation-Id"]
         assert everything(services) == before
 
     def test_retry_with_a_new_key_is_still_protected_by_the_unique_email(

@@ -37,6 +37,11 @@ class UnknownClient(WaitlistError):
 class KeyReused(WaitlistError):
     """This Idempotency-Key belongs to another request. Use a new key for a new request."""
 
+    def __init__(self, operation_id: str) -> None:
+        super().__init__()
+        # The stored operation of that other request.
+        self.operation_id = operation_id
+
 
 class OperationInProgress(WaitlistError):
     """A request with this Idempotency-Key is being worked on. Try again with the same key."""

@@ -71,7 +71,7 @@ def open_request(tx: Transaction, submission: Submission, job_id: str) -> Answer
             raise Restart
         return None
     if twin.request_hash != submission.claim.request_hash:
-        raise KeyReused()
+        raise KeyReused(twin.operation_id)
     count_replay(tx, twin.operation_id)
     return twin.answer
 

@@ -11,9 +11,6 @@ from waitlist.api import access, problems, trace, views
 from waitlist.services import Services
 
 
-problems.answer_errors_of(views.api)
-
-
 def init_app(app: Flask, services: Services) -> None:
     """After the pages: the clients' limit shares the limiter with theirs."""
     trace.init_app(app)

@@ -95,7 +95,7 @@ def answer_errors_of(api: Blueprint) -> None:
         RateLimitExceeded: lambda _: answer(Problem("rate_limited", Retry_After=str(seconds_until_allowed()))),
         UnknownList: lambda _: answer(Problem("list_unknown")),
         UnknownConsent: lambda _: answer(Problem("consent_unknown", errors=[("#/consent_version", "is not known")])),
-        KeyReused: lambda _: answer(Problem("idempotency_key_reused", Operation_State="conflict")),
+        KeyReused: _key_reused,
         OperationInProgress: _in_progress,
         StorageBusy: _busy,
         SchemaMismatch: _busy,
@@ -136,6 +136,11 @@ def _refuse_unrouted() -> Response | None:
     # A redirect to the same path with fewer slashes: a client that builds such paths should hear of it.
     is_redirect = error.code is not None and error.code < 400
     return answer(Problem("not_found")) if is_redirect else from_http(error)
+
+
+def _key_reused(error: KeyReused) -> Response:
+    stored = error.operation_id
+    return answer(Problem("idempotency_key_reused", Operation_State="conflict", Operation_Id=stored))
 
 
 def _in_progress(_error: OperationInProgress) -> Response:
