@@ -78,9 +78,7 @@ _ROW = (
 )
 _BY_ID = _ROW.where(_o.id == bindparam("outbox_id"))
 _LOCK_BY_ID = _BY_ID.with_for_update(of=email_outbox)
-_BY_LEASE = _ROW.where(_o.lease_token == bindparam("lease"), _o.status == OutboxStatus.LEASED).order_by(
-    _o.available_at, _o.id
-)
+_BY_IDS = _ROW.where(_o.id.in_(bindparam("ids", expanding=True))).order_by(_o.available_at, _o.id)
 
 # A link worth sending: `margin` seconds left, or the given fraction of its life (policy.LINK_MARGIN_*).
 _left = _d.token_expires_at - bindparam("now")
@@ -111,6 +109,7 @@ _CLAIM = (
         lease_owner=bindparam("owner"),
         lease_expires_at=bindparam("until"),
     )
+    .returning(_o.id)
 )
 _IS_EXPIRED = and_(
     _IS_HELD,
@@ -137,9 +136,7 @@ _STALE = (
     .limit(bindparam("most"))
     .with_for_update(of=email_outbox, skip_locked=True)
 )
-_IN_HAND = (
-    select(func.count()).select_from(email_outbox).where(_o.status.in_((OutboxStatus.LEASED, OutboxStatus.DISPATCHING)))
-)
+_IN_HAND = select(func.count()).select_from(email_outbox).where(_IS_HELD)
 _NEXT_DUE = select(func.min(_o.available_at)).where(_IS_QUEUED)
 _NEXT_EXPIRY = select(func.min(_o.lease_expires_at)).where(_IS_HELD)
 
@@ -205,8 +202,8 @@ def claim_due(
 ) -> list[OutboxRow]:
     """Lease the oldest due rows whose link is still worth sending; a row another transaction holds is passed over."""
     values = {"lease": lease, "owner": owner, "until": until, "most": most, "now": tx.now}
-    tx.execute(_CLAIM, values | {"horizon": horizon, "margin": margin, "fraction": fraction})
-    return [_row(row) for row in tx.execute(_BY_LEASE, {"lease": lease})]
+    ids = tx.execute(_CLAIM, values | {"horizon": horizon, "margin": margin, "fraction": fraction}).scalars().all()
+    return [_row(row) for row in tx.execute(_BY_IDS, {"ids": ids})] if ids else []
 
 
 def get_row(tx: Transaction, outbox_id: str) -> OutboxRow | None:

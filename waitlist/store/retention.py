@@ -75,10 +75,7 @@ _has_live_mail = exists().where(
     ),
 )
 _NEVER_CONFIRMED = (
-    select(_s.id)
-    .where(_s.confirmed_at.is_(None), _s.consent_at <= _before, ~_has_live_mail)
-    .order_by(_s.id)
-    .limit(_most)
+    select(_s.id).where(_s.confirmed_at.is_(None), _s.consent_at <= _before, ~_has_live_mail).limit(_most)
 )
 _LOCK_NEVER_CONFIRMED = _NEVER_CONFIRMED.with_for_update(skip_locked=True)
 _FORGET = (
