@@ -1,0 +1,162 @@
+"""SIGSTOP of a worker past its lease, with a mail on the wire and a batch in hand: whatever it does when it goes on, the
+others have done its work, and its failure counts for nothing.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+from tests.faults.workers import (
+    PATIENCE_SECONDS,
+    assert_copies_are_identical,
+    assert_newest_links_are_live,
+    changed,
+    copies,
+    drain_here,
+    drain_outbox,
+    later,
+)
+from tests.scenes import assert_coupled, deliveries, everything, join, outbox_rows, statuses
+from tests.smtp_server import Drop, Hang, SmtpServer
+from waitlist.model import DeliveryStatus
+from waitlist.services import Services
+
+LEASE = 60
+PEOPLE = [f"p{number}@example.com" for number in range(5)]
+FIRST, *REST = PEOPLE
+
+
+def test_worker_that_wakes_after_its_real_lease_sends_nothing_twice_but_the_mail_on_the_wire(
+    site: Services, mailbox: SmtpServer
+) -> None:
+    for person in PEOPLE:
+        join(site, person)
+    settings = changed(site, lease_seconds=2)
+    release = threading.Event()
+    mailbox.script["dot"] = [Hang(release)]
+
+    with drain_outbox(settings) as sleeper:
+        mailbox.wait_for_phase("dot", timeout_seconds=PATIENCE_SECONDS)
+        sleeper.stop()
+        with drain_outbox(settings, "--follow") as heir:
+            mailbox.wait_for(len(PEOPLE), timeout_seconds=PATIENCE_SECONDS)
+            release.set()
+            sleeper.signal(signal.SIGCONT)
+            assert sleeper.wait().code == 0
+            heir.signal(signal.SIGTERM)
+            assert heir.wait().code == 0
+
+    assert copies(mailbox) == {FIRST: [2]} | {person: [1] for person in REST}
+    assert_copies_are_identical(mailbox)
+    assert {row.status for row in outbox_rows(site)} == {"sent"}
+    assert_coupled(site)
+    assert_newest_links_are_live(site, mailbox)
+
+
+def test_failure_of_a_worker_that_was_stopped_past_its_lease_changes_nothing(
+    site: Services, mailbox: SmtpServer
+) -> None:
+    for person in PEOPLE:
+        join(site, person)
+    release = threading.Event()
+    refused = threading.Event()
+
+    def refuse_late(_session: object) -> str | None:
+        if refused.is_set():
+            return None
+        refused.set()
+        release.wait(PATIENCE_SECONDS)
+        return "554 5.7.1 no"
+
+    mailbox.script["dot"] = refuse_late
+    with drain_outbox(site.settings) as sleeper:
+        mailbox.wait_for_phase("dot", timeout_seconds=PATIENCE_SECONDS)
+        sleeper.stop()
+        with later(site, LEASE + 1) as heir:
+            drain_here(heir)
+            assert copies(mailbox) == {person: [1] for person in [*REST, FIRST]}
+            before = everything(heir)
+
+        release.set()
+        sleeper.signal(signal.SIGCONT)
+        assert sleeper.wait().code == 0
+
+    assert everything(site) == before
+    assert copies(mailbox) == {person: [1] for person in [*REST, FIRST]}
+    assert_newest_links_are_live(site, mailbox)
+
+
+def test_success_of_a_worker_that_was_stopped_past_its_lease_is_kept(site: Services, mailbox: SmtpServer) -> None:
+    for person in PEOPLE:
+        join(site, person)
+    release = threading.Event()
+    mailbox.script["dot"] = [Hang(release)]
+    # The heir's copy of the mail on the wire, which comes last, is refused.
+    mailbox.script["rcpt"] = [*[None] * len(PEOPLE), "550 5.7.1 not you"]
+    with drain_outbox(site.settings) as sleeper:
+        mailbox.wait_for_phase("dot", timeout_seconds=PATIENCE_SECONDS)
+        sleeper.stop()
+        with later(site, LEASE + 1) as heir:
+            drain_here(heir)
+        assert statuses(site, FIRST) == [DeliveryStatus.REJECTED]
+
+        release.set()
+        sleeper.signal(signal.SIGCONT)
+        assert sleeper.wait().code == 0
+
+    assert [status for person in PEOPLE for status in statuses(site, person)] == [DeliveryStatus.SENT] * len(PEOPLE)
+    assert deliveries(site, FIRST)[0].error_code is None
+    assert copies(mailbox) == {person: [1] for person in [*REST, FIRST]}
+    assert_coupled(site)
+    with later(site, 2 * LEASE) as then:
+        assert drain_here(then).attempts == 0
+    assert_newest_links_are_live(site, mailbox)
+
+
+def test_worker_stopped_before_its_dot_does_not_finish_what_its_heir_has_sent(
+    site: Services, mailbox: SmtpServer
+) -> None:
+    """The last moment at which giving up is safe is right before the final dot, and there the sender looks."""
+    for person in PEOPLE:
+        join(site, person)
+    settings = changed(site, lease_seconds=2)
+    release = threading.Event()
+    mailbox.script["data"] = [Hang(release)]
+
+    with drain_outbox(settings) as sleeper:
+        mailbox.wait_for_phase("data", timeout_seconds=PATIENCE_SECONDS)
+        sleeper.stop()
+        with drain_outbox(settings, "--follow") as heir:
+            mailbox.wait_for(len(PEOPLE), timeout_seconds=PATIENCE_SECONDS)
+            release.set()
+            sleeper.signal(signal.SIGCONT)
+            assert sleeper.wait().code == 0
+            heir.signal(signal.SIGTERM)
+            assert heir.wait().code == 0
+
+    assert copies(mailbox) == {person: [1] for person in [*REST, FIRST]}
+    assert {row.status for row in outbox_rows(site)} == {"sent"}
+    assert_coupled(site)
+
+
+def test_connection_lost_while_the_worker_was_stopped_takes_no_mail_back(site: Services, mailbox: SmtpServer) -> None:
+    for person in PEOPLE:
+        join(site, person)
+    release = threading.Event()
+    mailbox.script["dot"] = lambda session: Drop(stores=True) if release.wait(PATIENCE_SECONDS) else None
+    with drain_outbox(site.settings) as sleeper:
+        mailbox.wait_for_phase("dot", timeout_seconds=PATIENCE_SECONDS)
+        sleeper.stop()
+        release.set()
+        mailbox.wait_for_ends(1)
+        mailbox.script["dot"] = None
+        with later(site, LEASE + 1) as heir:
+            drain_here(heir)
+            before = everything(heir)
+        sleeper.signal(signal.SIGCONT)
+        assert sleeper.wait().code == 0
+
+    assert everything(site) == before
+    assert copies(mailbox) == {FIRST: [2]} | {person: [1] for person in REST}
+    assert_copies_are_identical(mailbox)
