@@ -99,6 +99,7 @@ class TestKey:
         second = shop.sign_up()
 
         assert (second.status_code, second.data) == (202, first.data)
+        assert [row.response_body for row in stored_requests(services)] == [second.text]
         assert second.headers["Idempotent-Replayed"] == "true"
         assert second.headers["Operation-State"] == "replayed"
         assert second.headers["Operation-Id"] == first.headers["Operation-Id"]
@@ -629,6 +630,7 @@ class TestOrder:
     @pytest.mark.parametrize("list_id", ["none", "LAUNCH", "a" * 41, "a%00b", "%ff", "launch%20", "..", "%E2%80%AE"])
     def test_what_is_no_list_is_not_found(self, services: Services, shop: Program, list_id: str) -> None:
         assert problem(shop.sign_up(list_id=list_id)) == (404, "list_unknown")
+        assert shop.client.get(f"/join/{list_id}").status_code == 404
         assert rows(services) == NOTHING
 
 

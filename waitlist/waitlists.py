@@ -45,7 +45,8 @@ class ListPage:
 
 def find(services: Services, list_id: str) -> ListPage:
     """Raises UnknownList."""
-    page = run_query(services.store, partial(_page, list_id=list_id))
+    # What cannot be a list's name is not looked up: PostgreSQL refuses a NUL with an error.
+    page = run_query(services.store, partial(_page, list_id=list_id)) if _SLUG.fullmatch(list_id) else None
     if page is None:
         raise UnknownList()
     return page

@@ -6,16 +6,14 @@ import re
 from typing import Final
 
 from flask import Blueprint, Response, g
-from pydantic import TypeAdapter
 from werkzeug.exceptions import BadRequest
 
 from waitlist import ledger, signup, waitlists
 from waitlist.api.access import authenticate
-from waitlist.api.models import ID_PATTERN, LIST_ID_PATTERN, NewSignup, SignupStatus
+from waitlist.api.models import ID_PATTERN, NewSignup, SignupStatus
 from waitlist.api.openapi import document
 from waitlist.api.problems import MEDIA_TYPE, Problem, answer_errors_of
 from waitlist.api.reading import read_json, read_key, validate
-from waitlist.errors import UnknownList
 from waitlist.idempotency import canonical_json
 from waitlist.model import Answer
 from waitlist.web.current import services
@@ -24,9 +22,7 @@ from waitlist.web.security import refuse_foreign_host
 api: Final = Blueprint("api", __name__, url_prefix="/api/v1")
 answer_errors_of(api)
 
-_LIST_ID: Final = re.compile(LIST_ID_PATTERN)
 _ID: Final = re.compile(ID_PATTERN)
-_MEMBERS: Final = TypeAdapter(dict[str, object])
 
 
 @api.before_request
@@ -42,7 +38,7 @@ def create_signup(list_id: str) -> Response:
     client = authenticate()
     key = read_key()
     sent = read_json()
-    _find_list(list_id)
+    waitlists.find(services(), list_id)
     new = validate(NewSignup, sent)
     answer = signup.sign_up_with_key(
         services(),
@@ -52,7 +48,7 @@ def create_signup(list_id: str) -> Response:
         email=new.email,
         consent_version=new.consent_version,
         source=new.source,
-        members=_MEMBERS.validate_python(sent),
+        members=new.model_dump(exclude_unset=True),
     )
     return _answer(answer)
 
@@ -70,13 +66,6 @@ def show_signup(operation_id: str) -> Response:
 @api.get("/openapi.json")
 def describe() -> Response:
     return Response(canonical_json(document(services().settings.base_url)), mimetype="application/json")
-
-
-def _find_list(list_id: str) -> None:
-    """What cannot be a list's name is not looked up: it may hold a NUL, which PostgreSQL refuses with an error."""
-    if not _LIST_ID.fullmatch(list_id):
-        raise UnknownList()
-    waitlists.find(services(), list_id)
 
 
 def _answer(answer: Answer) -> Response:
