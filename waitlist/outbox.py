@@ -67,6 +67,8 @@ J = TypeVar("J")
 HOUR_SECONDS: Final = 3600
 # Rows recovered in one transaction: small enough not to keep a visitor waiting.
 RECOVER_BATCH: Final = 200
+# A batch is given back after this, so that a slow provider does not keep the worker from recovering others' rows.
+BATCH_SECONDS: Final = 5.0
 # An idle worker removes what is past its retention, a little each minute: a new mail must not wait for it.
 PURGE_EVERY_SECONDS: Final = 60.0
 PURGE_SECONDS: Final = 0.2
@@ -171,10 +173,11 @@ def drain_all(workers: Sequence[Worker], limit: int | None = None) -> Counts:
 def drain(worker: Worker, limit: int | None = None) -> Counts:
     """Send what is due now, at most `limit` attempts, until nothing is left, a systemic fault, or `worker.stop`."""
     counts = Counts()
-    recover(worker.services, worker.sender)
     delivery_events.apply_parked(worker.services)
     delivery_events.drop_stale(worker.services)
     while not worker.stop.is_set() and not counts.fault:
+        # Before each batch: a long queue must not keep what a dead worker held.
+        recover(worker.services, worker.sender)
         most = worker.batch if limit is None else min(worker.batch, limit - counts.attempts)
         rows = claim(worker.services, worker.owner, most) if most > 0 else []
         if not rows:
@@ -189,7 +192,7 @@ def send_batch(worker: Worker, rows: Sequence[OutboxRow]) -> Counts:
     finished: Finished | None = None
     waiting = list(rows)
     # Half a lease is kept for the mail that is on the wire when the batch is given back.
-    give_back_at = time.monotonic() + worker.services.settings.lease_seconds / 2
+    give_back_at = time.monotonic() + min(BATCH_SECONDS, worker.services.settings.lease_seconds / 2)
     while waiting and not worker.stop.is_set() and not counts.fault and time.monotonic() < give_back_at:
         dispatch = _record(worker, finished, waiting.pop(0))
         finished = None
