@@ -134,8 +134,10 @@ def follow(worker: Worker) -> None:
             with worker.services.store.watch() as wait_for_change:
                 while not worker.stop.is_set():
                     counts = drain(worker)
-                    faults = faults + 1 if counts.fault else 0
+                    if not counts.fault or counts.outcomes[OutcomeKind.ACCEPTED]:
+                        faults = 0  # a success in between: the provider works, and the pauses begin anew
                     if counts.fault:
+                        faults += 1
                         worker.stop.wait(policy.pause_seconds(faults, counts.retry_after_seconds))
                         continue
                     if time.monotonic() >= purge_at:
