@@ -36,7 +36,6 @@ from waitlist.store.deliveries import (
     mark_queued_again,
     mark_sending,
     mark_settled,
-    set_provider_message_id,
     undo_sending,
 )
 from waitlist.store.outbox import (
@@ -46,6 +45,7 @@ from waitlist.store.outbox import (
     end_held,
     end_queued,
     expire_claims,
+    is_row_free,
     lock_expired,
     lock_row,
     lock_stale,
@@ -300,9 +300,7 @@ def settle(tx: Transaction, sender: Sender, finished: Finished, randomness: floa
         return  # erased while the mail was on the wire
     if outcome.kind is OutcomeKind.ACCEPTED:
         mark_row_sent(tx, row.delivery_id)
-        mark_accepted(tx, row.delivery_id)
-        if outcome.provider_message_id:
-            set_provider_message_id(tx, row.delivery_id, outcome.provider_message_id)
+        mark_accepted(tx, row.delivery_id, outcome.provider_message_id)
     elif not _settle_failure(tx, sender, finished, randomness):
         return
     insert_event(
@@ -446,16 +444,26 @@ def _count(worker: Worker, counts: Counts, finished: Finished) -> None:
 
 
 def _record(worker: Worker, finished: Finished | None, upcoming: OutboxRow | None) -> Dispatch | None:
+    """End one mail and begin the next, in one commit where nobody else has the next one's row."""
     settings, sender, randomness = worker.services.settings, worker.sender, random.random()
 
-    def body(tx: Transaction) -> Dispatch | None:
-        if finished is not None:
-            settle(tx, sender, finished, randomness)
+    def begin(tx: Transaction) -> Dispatch | None:
         if upcoming is None:
             return None
         return begin_dispatch(tx, settings, sender.provider, upcoming, key_window_seconds=sender.key_window_seconds)
 
-    dispatch = _persist(worker, body)
+    def end_and_begin(tx: Transaction) -> tuple[Dispatch | None, bool]:
+        if finished is not None:
+            settle(tx, sender, finished, randomness)
+            # Two rows of one person, on two lists, may be wanted by an erasure or a complaint in the other order. So
+            # nobody waits here for a second row with the first one in hand.
+            if upcoming is not None and not is_row_free(tx, upcoming.id):
+                return None, False
+        return begin(tx), True
+
+    dispatch, has_begun = _persist(worker, end_and_begin)
+    if not has_begun:
+        dispatch = _persist(worker, begin)
     if finished is not None and finished.outcome.provider_message_id:
         _apply_early_events(worker)
     return dispatch

@@ -57,6 +57,7 @@ _ACCEPT = _MARK.values(
     error_code=None,
     settled_at=bindparam("now"),
     first_dispatch_at=func.coalesce(_d.first_dispatch_at, bindparam("now")),
+    provider_message_id=func.coalesce(_d.provider_message_id, bindparam("new_message_id")),
 )
 _MOVE = _MARK.values(status=bindparam("new_status"), error_code=bindparam("new_error_code"))
 _BY_MESSAGE = (
@@ -155,20 +156,24 @@ def mark_settled(tx: Transaction, delivery_id: str, status: DeliveryStatus, erro
     return _acted(tx, _SETTLE, delivery_id, OPEN_DELIVERY, new_status=status, new_error_code=error_code, now=tx.now)
 
 
-def mark_accepted(tx: Transaction, delivery_id: str) -> bool:
-    """A provider has the mail: that is a fact, and leaves even an ended status. False if it was known."""
+def mark_accepted(tx: Transaction, delivery_id: str, provider_message_id: str | None = None) -> bool:
+    """A provider has the mail: that is a fact, and leaves even an ended status. False if it was known.
+
+    One update, not two: PostgreSQL looks for the subscriber again when a transaction changes a row that it has changed
+    before, and a worker, which has the outbox row by then, would meet whoever has locked the subscriber first.
+    """
     unproven = (*OPEN_DELIVERY, DeliveryStatus.SUPERSEDED, DeliveryStatus.FAILED, DeliveryStatus.REJECTED)
-    return _acted(tx, _ACCEPT, delivery_id, unproven, now=tx.now)
+    if _acted(tx, _ACCEPT, delivery_id, unproven, now=tx.now, new_message_id=provider_message_id):
+        return True
+    if provider_message_id:
+        tx.execute(_NAME_MESSAGE, {"delivery_id": delivery_id, "new_message_id": provider_message_id})
+    return False
 
 
 def mark_moved(tx: Transaction, delivery_id: str, status: DeliveryStatus, earlier: tuple[DeliveryStatus, ...]) -> bool:
     """As a provider's event says; False if the delivery stands at none of `earlier`: it is that far, or further."""
     error_code = None if status is DeliveryStatus.DELIVERED else status
     return _acted(tx, _MOVE, delivery_id, earlier, new_status=status, new_error_code=error_code)
-
-
-def set_provider_message_id(tx: Transaction, delivery_id: str, provider_message_id: str) -> None:
-    tx.execute(_NAME_MESSAGE, {"delivery_id": delivery_id, "new_message_id": provider_message_id})
 
 
 def insert_event(

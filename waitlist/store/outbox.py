@@ -78,6 +78,7 @@ _ROW = (
 )
 _BY_ID = _ROW.where(_o.id == bindparam("outbox_id"))
 _LOCK_BY_ID = _BY_ID.with_for_update(of=email_outbox)
+_LOCK_IF_FREE = select(_o.id).where(_o.id == bindparam("outbox_id")).with_for_update(skip_locked=True)
 _BY_IDS = _ROW.where(_o.id.in_(bindparam("ids", expanding=True))).order_by(_o.available_at, _o.id)
 
 # A link worth sending: `margin` seconds left, or the given fraction of its life (policy.LINK_MARGIN_*).
@@ -214,6 +215,11 @@ def get_row(tx: Transaction, outbox_id: str) -> OutboxRow | None:
 def lock_row(tx: Transaction, outbox_id: str) -> OutboxRow | None:
     row = tx.execute(_LOCK_BY_ID, {"outbox_id": outbox_id}).one_or_none()
     return _row(row) if row else None
+
+
+def is_row_free(tx: Transaction, outbox_id: str) -> bool:
+    """Lock the row if no other transaction has it; never waits. False also for a row that is gone."""
+    return tx.execute(_LOCK_IF_FREE, {"outbox_id": outbox_id}).scalar_one_or_none() is not None
 
 
 def expire_claims(tx: Transaction, *, horizon: int, most_claims: int, most: int) -> int:
