@@ -90,8 +90,11 @@ class SmtpServer:
         tls: ssl.SSLContext | None = None,
         implicit_tls: bool = False,
         login: tuple[str, str] | None = None,
+        port: int = 0,
     ) -> None:
-        """`tls` without `implicit_tls` offers STARTTLS. `login`: offer AUTH, and take these words only."""
+        """`tls` without `implicit_tls` offers STARTTLS. `login`: offer AUTH, and take these words only. `port`: where
+        another server was before; 0 is any free one.
+        """
         self.script = dict(script or {})
         self.tls = tls
         self.implicit_tls = implicit_tls
@@ -103,7 +106,7 @@ class SmtpServer:
         self._changed = threading.Condition()
         self._turns: Counter[str] = Counter()
         self._reached: Counter[str] = Counter()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=64)
         self.port: int = self._listener.getsockname()[1]
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
 

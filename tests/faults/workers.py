@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -156,6 +156,14 @@ def drain_here(services: Services) -> Counts:
         return drain(services, sender)
     finally:
         sender.close()
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    """For what only the database knows. It is asked again and again, for PATIENCE_SECONDS at most."""
+    give_up_at = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < give_up_at, "waited in vain"
+        time.sleep(0.02)
 
 
 def token_of(mail: Received) -> str:
