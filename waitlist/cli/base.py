@@ -11,18 +11,21 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 import click
 from flask.cli import with_appcontext
 
-from waitlist.errors import InvalidAddress, InvalidInput, UnknownClient, UnknownList, WaitlistError
+from waitlist.errors import InvalidAddress, InvalidInput, SettingsError, UnknownClient, UnknownList, WaitlistError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 EXIT_FAULT: Final = 1
+EXIT_BAD_USE: Final = 2
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="For a machine to read.")
 
 
 def command(name: str, **attributes: Any) -> Callable[[Callable[..., None]], click.Command]:
-    """A command in which an error of ours is one sentence: exit code 2 for what was typed, 1 for everything else."""
+    """A command in which an error of ours is one sentence: exit code 2 for what was typed or set, 1 for everything
+    else.
+    """
 
     def make(function: Callable[..., None]) -> click.Command:
         decorate = cast(Callable[[Callable[..., None]], click.Command], click.command(name, **attributes))
@@ -48,6 +51,10 @@ def _plainly(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except (InvalidAddress, InvalidInput, UnknownList, UnknownClient) as error:
             raise click.UsageError(str(error)) from error
+        except SettingsError as error:
+            fault = click.ClickException(str(error))
+            fault.exit_code = EXIT_BAD_USE
+            raise fault from error
         except WaitlistError as error:
             raise click.ClickException(str(error)) from error
 
