@@ -51,6 +51,14 @@ def sign_up_with_key(services: Services, key: str = "key-1") -> Any:
     )
 
 
+def one_request(services: Services, *columns: sa.Column[Any]) -> tuple[Any, ...]:
+    return tuple(run_query(services.store, lambda tx: tx.execute(sa.select(*columns)).one()))
+
+
+def clear(services: Services, table: sa.Table) -> None:
+    run_transaction(services.store, lambda tx: tx.execute(sa.delete(table)).rowcount)
+
+
 def test_dry_run_counts_what_a_run_removes_and_removes_nothing(
     services: Services, sender: FakeSender, clock: FakeClock
 ) -> None:
@@ -83,7 +91,7 @@ def test_key_is_released_at_its_time_and_its_ledger_row_stays(
     assert purge(services)["idempotency keys released"] == released
 
     statement = sa.select(signup_requests.c.idempotency_key, signup_requests.c.response_body)
-    ((key, body),) = run_query(services.store, lambda tx: tx.execute(statement).all())
+    key, body = run_query(services.store, lambda tx: tuple(tx.execute(statement).one()))
     assert (key is None, body is None) == (bool(released), bool(released))
     assert sign_up_with_key(services).replayed is not bool(released)
 
@@ -100,10 +108,7 @@ def test_never_confirmed_person_is_erased_and_forgotten_by_the_ledger(
 
     assert count(services, subscribers) == int(stays)
     assert count(services, email_deliveries) == int(stays)
-    ((hmac, subscriber_id),) = run_query(
-        services.store,
-        lambda tx: tx.execute(sa.select(signup_requests.c.email_hmac, signup_requests.c.subscriber_id)).all(),
-    )
+    hmac, subscriber_id = one_request(services, signup_requests.c.email_hmac, signup_requests.c.subscriber_id)
     assert (hmac is not None, subscriber_id is not None) == (stays, stays)
 
 
@@ -178,7 +183,7 @@ def test_batches_are_bounded_and_together_remove_everything(services: Services, 
 
 def test_late_replay_after_erasure_brings_nobody_back(services: Services, clock: FakeClock) -> None:
     first = sign_up_with_key(services)
-    run_transaction(services.store, lambda tx: tx.execute(sa.delete(subscribers)).rowcount)
+    clear(services, subscribers)
     clock.advance(DAY)
 
     again = sign_up_with_key(services)
@@ -198,7 +203,8 @@ def test_cleanup_of_random_ages_removes_exactly_what_is_past_its_time(
     services: Services, sender: FakeSender, clock: FakeClock, ages: list[int]
 ) -> None:
     for table in (subscribers, signup_requests, delivery_events, email_outbox):
-        run_transaction(services.store, lambda tx, table=table: tx.execute(sa.delete(table)).rowcount)
+        statement = sa.delete(table)
+        run_transaction(services.store, lambda tx: tx.execute(statement).rowcount)  # noqa: B023 - called at once
     now = START + 200 * DAY
     for number, age in enumerate(ages):
         clock.now = now - age

@@ -608,7 +608,7 @@ def test_blanked_text_is_in_no_file_after_the_log_is_emptied(counters: Store) ->
     assert any(secret.encode() in file.read_bytes() for file in path.parent.glob("waitlist.sqlite3*"))
 
     run_transaction(counters, lambda tx: tx.execute(note, {"note": ""}))
-    counters.database.forget_old_pages()  # type: ignore[attr-defined]
+    counters.database.forget_old_pages()
 
     assert not any(secret.encode() in file.read_bytes() for file in path.parent.glob("waitlist.sqlite3*"))
 

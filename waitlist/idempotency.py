@@ -1,7 +1,7 @@
 """Idempotency keys: claim a key, replay its answer, refuse another request under it, release it when its time is over.
 
 Key, effect and answer commit together, so a crash leaves nothing behind. The functions here run inside the
-submission's transaction; the HTTP of it is in api.py.
+submission's transaction; the HTTP of it is in api/.
 """
 
 from __future__ import annotations

@@ -89,8 +89,10 @@ def seconds_until_allowed() -> int:
 
 
 def client_key() -> str:
-    """The client's address; of IPv6 the /64, since one customer holds that many addresses."""
-    typed = request.remote_addr or ""
+    """The client's address; of IPv6 the /64, since one customer holds that many addresses. Behind a socket that has
+    no addresses all count as one, since an empty key would not be limited at all.
+    """
+    typed = request.remote_addr or "unknown"
     try:
         address = ip_address(typed)
     except ValueError:
