@@ -22,6 +22,12 @@ EXIT_BAD_USE: Final = 2
 as_json_option = click.option("--json", "as_json", is_flag=True, help="For a machine to read.")
 
 
+class BadSetting(click.ClickException):
+    """A sentence without the usage of a command, which was typed well."""
+
+    exit_code = EXIT_BAD_USE
+
+
 def command(name: str, **attributes: Any) -> Callable[[Callable[..., None]], click.Command]:
     """A command in which an error of ours is one sentence: exit code 2 for what was typed or set, 1 for everything
     else.
@@ -52,9 +58,7 @@ def _plainly(function: Callable[P, R]) -> Callable[P, R]:
         except (InvalidAddress, InvalidInput, UnknownList, UnknownClient) as error:
             raise click.UsageError(str(error)) from error
         except SettingsError as error:
-            fault = click.ClickException(str(error))
-            fault.exit_code = EXIT_BAD_USE
-            raise fault from error
+            raise BadSetting(str(error)) from error
         except WaitlistError as error:
             raise click.ClickException(str(error)) from error
 
