@@ -7,6 +7,7 @@ from __future__ import annotations
 import signal
 import threading
 
+from tests.factories import FakeSender
 from tests.faults.workers import (
     PATIENCE_SECONDS,
     assert_copies_are_identical,
@@ -19,6 +20,7 @@ from tests.faults.workers import (
 )
 from tests.scenes import assert_coupled, deliveries, everything, join, outbox_rows, statuses
 from tests.smtp_server import Drop, Hang, SmtpServer
+from waitlist import outbox
 from waitlist.model import DeliveryStatus
 from waitlist.services import Services
 
@@ -114,10 +116,32 @@ def test_success_of_a_worker_that_was_stopped_past_its_lease_is_kept(site: Servi
     assert_newest_links_are_live(site, mailbox)
 
 
+def test_worker_that_wakes_up_leaves_alone_what_its_heir_holds(site: Services, mailbox: SmtpServer) -> None:
+    for person in PEOPLE:
+        join(site, person)
+    release = threading.Event()
+    mailbox.script["dot"] = [Hang(release)]
+    with drain_outbox(site.settings) as sleeper:
+        mailbox.wait_for_phase("dot", timeout_seconds=PATIENCE_SECONDS)
+        sleeper.stop()
+        with later(site, LEASE + 1) as heir:
+            outbox.recover(heir, FakeSender())
+            assert len(outbox.claim(heir, "heir", len(PEOPLE))) == len(PEOPLE)
+
+        release.set()
+        sleeper.signal(signal.SIGCONT)
+        assert sleeper.wait().code == 0
+
+    assert copies(mailbox) == {FIRST: [1]}
+    assert [(row.status, row.attempts) for row in outbox_rows(site)] == [("sent", 1)] + [("leased", 0)] * len(REST)
+    assert {row.lease_owner for row in outbox_rows(site)} == {None, "heir"}
+    assert_coupled(site)
+
+
 def test_worker_stopped_before_its_dot_does_not_finish_what_its_heir_has_sent(
     site: Services, mailbox: SmtpServer
 ) -> None:
-    """The last moment at which giving up is safe is right before the final dot, and there the sender looks."""
+    """Up to the final dot giving up is safe, and the sender looks at its clock before each step."""
     for person in PEOPLE:
         join(site, person)
     settings = changed(site, lease_seconds=2)
