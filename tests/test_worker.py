@@ -576,9 +576,9 @@ def test_confirming_cancels_a_newer_mail_that_is_still_queued(
     join(services)
 
     confirmation.confirm(services, token_in(sender.mails[0]))
-    drain(services)
 
     assert statuses(services) == [DeliveryStatus.SENT, DeliveryStatus.SUPERSEDED]
+    drain(services)
     assert len(sender.mails) == 1
     assert subscriber(services).status is SubscriberStatus.CONFIRMED
 

@@ -27,9 +27,9 @@ from waitlist.services import Services
 
 LEASE = 60
 PEOPLE = ["first@example.com", "second@example.com", "third@example.com"]
-# "At once" on a machine that has other things to do. Measured on an idle one: about 0.2 s, most of it Python's own end.
+# "At once" on a machine that has other things to do: 0.5 to 2 s were measured at a load of 7.
 AT_ONCE_SECONDS = 5.0
-# CONTRACT 6 promises 0.3 s, which an idle machine keeps with ease; a loaded one must not fail for it.
+# The promise is 0.3 s. At a load of 7, 19 of 20 were under it and one took 0.33; a loaded machine must not fail here.
 WAKE_SECONDS = 2.0
 
 

@@ -50,10 +50,6 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"no JSON for {type(value).__name__}")
 
 
-class BadSetting(click.ClickException):
-    exit_code = EXIT_BAD_USE
-
-
 def _plainly(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
