@@ -6,6 +6,7 @@ Knows how to begin, commit, rerun and wait; knows no table. Above it nothing ask
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
 import random
 import threading
@@ -20,7 +21,7 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, DisconnectionError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from waitlist.errors import Restart, SchemaMismatch, StorageBusy, StorageUnavailable
@@ -170,7 +171,10 @@ class Store:
         """Yields `wait(seconds, is_stopping)`: returns when something was committed since the last wait, when the
         time is over, or when `is_stopping()`. A commit between two waits is not missed.
         """
-        connection = self.database.read_engine.connect()
+        try:
+            connection = self.database.read_engine.connect()
+        except (DBAPIError, PoolTimeoutError) as error:
+            raise self.database.translate(error) from error
         try:
             has_changed = self.database.changes(connection)
 
@@ -182,17 +186,19 @@ class Store:
 
             yield wait
         except Exception as error:
-            raise self.database.translate(error) from error
+            if (translated := self.database.translate(error)) is error:
+                raise
+            raise translated from error
         finally:
             connection.invalidate()  # LISTEN must not go back to the pool
             connection.close()
 
     def version(self) -> str:
         """The database's own version, like "SQLite 3.53.4"."""
-        with self.read() as tx:
-            if tx.is_postgresql:
-                return f"PostgreSQL {tx.execute(sa.text('SHOW server_version')).scalar_one()}"
+        if self.is_embedded:
             return f"SQLite {sqlite_module().sqlite_version}"
+        number = run_query(self, lambda tx: tx.execute(sa.text("SHOW server_version")).scalar_one())
+        return f"PostgreSQL {number}"
 
     def forget_old_pages(self) -> None:
         """Let no blanked token live on in the database's log. Does what it can; a later call does the rest."""
@@ -325,9 +331,16 @@ class SQLite:
         )
 
         @event.listens_for(engine, "connect")
-        def _connect(connection: Any, _record: Any) -> None:
+        def _connect(connection: Any, record: Any) -> None:
+            record.info["file"] = _identity(self.path)
             connection.execute("PRAGMA foreign_keys=ON")
             prepare(connection)
+
+        @event.listens_for(engine, "checkout")
+        def _checkout(_connection: Any, record: Any, _proxy: Any) -> None:
+            # Deleted, or replaced by a backup: what is written into the old file is lost, so connect anew.
+            if record.info["file"] != _identity(self.path):
+                raise DisconnectionError
 
         @event.listens_for(engine, "begin")
         def _begin(connection: sa.Connection) -> None:
@@ -362,8 +375,11 @@ class SQLite:
     def changes(self, connection: sa.Connection) -> Callable[[float], bool]:
         """`PRAGMA data_version` moves when another connection has committed."""
         cursor = connection.connection.cursor()
+        file = _identity(self.path)
 
         def version() -> int:
+            if _identity(self.path) != file:
+                raise StorageUnavailable()  # whoever waits comes back with a connection to the new file
             return int(cursor.execute("PRAGMA data_version").fetchone()[0])
 
         seen = version()
@@ -380,12 +396,15 @@ class SQLite:
         return False  # BEGIN IMMEDIATE in turn: nothing of ours can be in the way
 
     def translate(self, error: Exception) -> Exception:
-        name = getattr(getattr(error, "orig", None), "sqlite_errorname", "")
+        name = getattr(getattr(error, "orig", error), "sqlite_errorname", "")
+        if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+            return StorageUnavailable(f"{self.path} is damaged or no database; put a backup in its place.")
         if isinstance(error, PoolTimeoutError) or name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
             return StorageBusy()
         if "no such table" in str(error) or "no such column" in str(error):
             return SchemaMismatch()
-        return StorageUnavailable() if isinstance(error, OperationalError) else error
+        is_gone = isinstance(error, OperationalError | sqlite_module().OperationalError)
+        return StorageUnavailable() if is_gone else error
 
     @contextmanager
     def upgrade_turn(self) -> Iterator[sa.Connection]:
@@ -400,6 +419,15 @@ class SQLite:
                 connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except (StorageBusy, DBAPIError, sqlite_module().Error):
             pass  # a reader or a full disk is in the way; the next call meets it again
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file lies at `path`; None: none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def create_private_file(path: Path) -> None:
@@ -425,6 +453,7 @@ class PostgreSQL:
     READ_ONLY: Final = ("25006",)
 
     def __init__(self, url: sa.URL, lock_wait: float) -> None:
+        self._driver_error: type[Exception] = importlib.import_module("psycopg").OperationalError
         options = (
             f"-c lock_timeout={int(lock_wait * 1000)} -c statement_timeout={STATEMENT_WAIT_SECONDS * 1000}"
             f" -c idle_in_transaction_session_timeout={STATEMENT_WAIT_SECONDS * 1000} -c synchronous_commit=on"
@@ -476,7 +505,8 @@ class PostgreSQL:
             return StorageBusy()
         if state in self.MISSING:
             return SchemaMismatch()
-        is_gone = isinstance(error, OperationalError | InterfaceError) or state in self.READ_ONLY
+        # The driver's own error comes out of the wait for notifications, which SQLAlchemy does not know.
+        is_gone = isinstance(error, OperationalError | InterfaceError | self._driver_error) or state in self.READ_ONLY
         return StorageUnavailable() if is_gone else error
 
     @contextmanager
@@ -494,4 +524,4 @@ class PostgreSQL:
 
 
 def _sqlstate(error: Exception) -> str:
-    return getattr(getattr(error, "orig", None), "sqlstate", None) or ""
+    return getattr(getattr(error, "orig", error), "sqlstate", None) or ""
