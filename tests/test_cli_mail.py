@@ -397,6 +397,30 @@ def test_resend_without_a_reason_is_bad_use(app: Flask, services: Services) -> N
     assert flask(app, "resend", EMAIL).exit_code == 2
 
 
+@pytest.mark.parametrize("reason", ["", "  ", "\t\n"])
+def test_resend_with_a_blank_reason_is_bad_use_and_queues_nothing(app: Flask, services: Services, reason: str) -> None:
+    join(services)
+    before = everything(services)
+
+    result = flask(app, "resend", EMAIL, "--reason", reason)
+
+    assert result.exit_code == 2
+    assert "say why" in result.output
+    assert everything(services) == before
+
+
+def test_explain_says_who_asked_for_a_resend(app: Flask, services: Services) -> None:
+    join(services)
+    flask(app, "resend", EMAIL, "--reason", "asked by telephone")
+
+    result = flask(app, "explain", EMAIL)
+
+    assert "  form submission: a confirmation mail was queued" in result.output
+    assert "submission at the terminal, asked by the owner: asked by telephone: a confirmation mail" in result.output
+    assert "mail 2 (operator resend), now queued" in result.output
+    assert "_resend" not in result.output
+
+
 def test_doctor_finds_nothing_wrong_and_changes_nothing(app: Flask, services: Services, sender: FakeSender) -> None:
     before = everything(services)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,7 @@ from waitlist import confirmation, delivery_events, ledger, outbox, people, poli
 from waitlist.confirmation import look
 from waitlist.delivery_events import Fate
 from waitlist.model import (
+    Channel,
     ConfirmOutcome,
     Decision,
     DeliveryStatus,
@@ -50,6 +52,7 @@ from waitlist.settings import Settings
 from waitlist.store import Transaction, run_query, run_transaction
 from waitlist.store.schema import delivery_events as event_table
 from waitlist.store.schema import email_deliveries, subscribers, suppressions
+from waitlist.tokens import LinkPurpose, sign_link
 
 PROVIDER = "fake"
 DAY = 86_400
@@ -533,6 +536,83 @@ def test_explain_tells_the_events_in_words(services: Services) -> None:
     assert any("did not arrive" in line and line.endswith("Permanent mailbox unknown") for line in words)
 
 
+def told(services: Services, kind: str) -> list[tuple[float, str, str]]:
+    entries = ledger.explain(services, EMAIL).entries
+    return [(entry.at, entry.what, entry.words) for entry in entries if entry.kind == kind]
+
+
+def test_explain_tells_confirmation_leaving_and_suppression(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    send_one(services)
+    clock.advance(600)
+    send_one(services)
+    confirmation.confirm(services, token_in(sender.mails[1]))
+    confirmed_at = clock.now
+    clock.advance(60)
+    people.suppress(services, EMAIL)
+
+    assert told(services, "subscriber") == [
+        (confirmed_at, "confirmed", "first confirmed through mail 2"),
+        (clock.now, "suppressed", "suppressed on every list: by hand (operator)"),
+        (clock.now, "unsubscribed", "left the list"),
+    ]
+
+
+def test_explain_tells_a_suppression_of_who_is_on_no_list(services: Services, clock: FakeClock) -> None:
+    people.suppress(services, EMAIL)
+
+    assert told(services, "subscriber") == [(clock.now, "suppressed", "suppressed on every list: by hand (operator)")]
+
+
+def test_explain_does_not_take_the_mail_of_a_second_confirmation_for_that_of_the_first(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    send_one(services)
+    confirmation.confirm(services, token_in(sender.mails[0]))
+    confirmed_at = clock.now
+    key, person = services.settings.data_key_text, deliveries(services)[0]
+    confirmation.unsubscribe(services, sign_link(key, LinkPurpose.UNSUBSCRIBE, person.id))
+    clock.advance(600)
+    send_one(services)
+    confirmation.confirm(services, token_in(sender.mails[1]))
+
+    assert told(services, "subscriber") == [(confirmed_at, "confirmed", "first confirmed; later again, through mail 2")]
+
+
+def test_explain_tells_where_a_submission_came_from(services: Services, sender: FakeSender, clock: FakeClock) -> None:
+    send_one(services)
+    clock.advance(services.settings.token_ttl_seconds)
+    confirmation.renew(services, token_in(sender.mails[0]))
+    clock.advance(1)
+    join(services, channel=Channel.API, source="spring fair")
+
+    assert [words for _, _, words in told(services, "submission")] == [
+        "form submission: a confirmation mail was queued",
+        "form submission, from an expired link: a confirmation mail was queued",
+        'API submission, source "spring fair": no mail: the last one was too recent',
+    ]
+
+
+def test_explain_says_no_status_word_with_an_underscore(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    sender.answer_with(DOUBT)
+    send_one(services)
+    clock.advance(services.settings.cooldown_seconds)
+    send_one(services)
+    report(services, EventType.SOFT_BOUNCED)
+    key, mail = services.settings.data_key_text, deliveries(services)[-1]
+    confirmation.not_me(services, sign_link(key, LinkPurpose.NOT_ME, mail.id))
+
+    found = ledger.explain(services, EMAIL)
+
+    said = " ".join([*(entry.words for entry in found.entries), *(standing.next_mail for standing in found.standings)])
+    assert "in doubt" in said
+    assert "suppressed (not me)" in said
+    assert not set(re.findall(r"\w+_\w+", said)) - {DOUBT.code}
+
+
 def test_owner_suppresses_and_lifts_it(services: Services, sender: FakeSender) -> None:
     join(services)
 
@@ -557,6 +637,8 @@ def test_commands_suppress_say_the_reason_and_lift_it(app: Any, services: Servic
         (["suppress", "Person@Example.com"], "person@example.com is suppressed."),
         (["suppress", EMAIL], "was suppressed before"),
         (["explain", EMAIL], "suppressed on every list: by hand (operator)"),
+        (["explain", EMAIL], "  every list  subscriber  suppressed on every list: by hand (operator)"),
+        (["explain", EMAIL, "--json"], '"kind": "subscriber", "list_id": "", "what": "suppressed"'),
         (["unsuppress", EMAIL], "is not suppressed any more"),
         (["unsuppress", EMAIL], "was not suppressed"),
     ):

@@ -9,6 +9,7 @@ from typing import Final
 from waitlist import policy
 from waitlist.errors import SchemaMismatch, StorageBusy
 from waitlist.model import (
+    Channel,
     Decision,
     Delivery,
     DeliveryStatus,
@@ -29,6 +30,7 @@ from waitlist.store.reports import (
     DecisionCount,
     Event,
     LedgerRow,
+    SuppressionRow,
     count_decisions,
     count_deliveries,
     count_due_rows,
@@ -42,8 +44,9 @@ from waitlist.store.reports import (
     get_oldest_due_at,
     get_request_of_scope,
     get_requests,
+    get_suppression_row,
 )
-from waitlist.store.subscribers import get_subscribers_everywhere, get_suppression
+from waitlist.store.subscribers import get_subscribers_everywhere
 from waitlist.tokens import address_hmac
 from waitlist.words import about_in_words, moment_in_words
 
@@ -66,8 +69,19 @@ LATE_SECONDS: Final = 600
 
 SUPPRESSION_WORDS: Final = {
     Suppression.COMPLAINT: "a mail to it was reported as spam (complaint)",
-    Suppression.NOT_ME: "its owner said: I did not ask for this (not_me)",
+    Suppression.NOT_ME: "its owner said: I did not ask for this",
     Suppression.OPERATOR: "by hand (operator)",
+}
+CHANNEL_WORDS: Final = {
+    Channel.FORM: "form submission",
+    Channel.API: "API submission",
+    Channel.CLI: "submission at the terminal",
+}
+REASON_WORDS: Final = {
+    Reason.SIGNUP: "signup",
+    Reason.COOLDOWN_RESEND: "resend after the cooldown",
+    Reason.FAILURE_RETRY: "retry after a failure",
+    Reason.OPERATOR_RESEND: "operator resend",
 }
 # What a provider reported; our own events are named by their type.
 EVENT_WORDS: Final = {
@@ -75,7 +89,7 @@ EVENT_WORDS: Final = {
     EventType.DELIVERED: "delivered: the recipient's server has it",
     EventType.BOUNCED: "bounced: it did not arrive, so the next submission may send a new one at once",
     EventType.COMPLAINED: "complained: the recipient reported it as spam, so the address is suppressed",
-    EventType.SOFT_BOUNCED: "soft_bounced: the recipient's server refused it for now; only noted",
+    EventType.SOFT_BOUNCED: "soft bounced: the recipient's server refused it for now; only noted",
     EventType.DELAYED: "delayed: the provider still tries; only noted",
     EventType.FOREIGN: "foreign: the provider reported something about another recipient; nothing changed",
 }
@@ -158,12 +172,16 @@ class Stats:
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that happened. `kind` is submission, delivery or event; `what` its status word; `words` says it."""
+    """One thing that happened. `kind` is submission, delivery, event or subscriber; `what` its status word; `words`
+    says it.
+    """
 
     at: int
     kind: str
+    # Empty: it holds for every list, as a suppression does.
     list_id: str
     what: str
+    # Of the operation, delivery or subscriber; empty: it has none.
     id: str
     words: str
 
@@ -222,7 +240,7 @@ def operation(services: Services, client: str, operation_id: str) -> OperationSt
 
 
 def explain(services: Services, email: str) -> Explanation:
-    """Every submission, mail and event of the canonical address, over all lists, in order of time."""
+    """Every submission, mail, event and change of standing of the canonical address, over all lists, in order of time."""
     return run_query(services.store, partial(_explain, settings=services.settings, email=email))
 
 
@@ -282,30 +300,42 @@ def systemic_fault(tx: Transaction) -> str | None:
 
 def _explain(tx: Transaction, settings: Settings, email: str) -> Explanation:
     email_hmac = address_hmac(settings.data_key_text, email)
-    suppression = get_suppression(tx, email_hmac)
+    suppressed = get_suppression_row(tx, email_hmac)
+    suppression = suppressed.reason if suppressed else None
     entries = [_submission_entry(row) for row in get_requests(tx, email_hmac)]
     standings = []
     for subscriber in get_subscribers_everywhere(tx, email):
         deliveries = get_deliveries(tx, subscriber.id)
         entries += [_delivery_entry(subscriber, delivery) for delivery in deliveries]
         entries += [_event_entry(subscriber, event) for event in get_events(tx, subscriber.id)]
+        entries += _subscriber_entries(subscriber, deliveries)
         standings.append(_standing(subscriber, deliveries, suppression, settings, tx.now))
+    entries += [_suppression_entry(suppressed)] if suppressed else []
     entries.sort(key=lambda entry: (entry.at, _KIND_ORDER.index(entry.kind), entry.id))
     return Explanation(email, suppression, tuple(standings), tuple(entries))
 
 
-# Within one second: the submission, then the delivery it made, then what happened to that.
-_KIND_ORDER: Final = ("submission", "delivery", "event")
+# Within one second: the submission, then the delivery it made, then what happened to that and what came of it.
+_KIND_ORDER: Final = ("submission", "delivery", "event", "subscriber")
 
 
 def _submission_entry(row: LedgerRow) -> Entry:
-    words = f"{row.channel} submission: {DECISION_WORDS[row.decision]}"
+    words = f"{CHANNEL_WORDS[row.channel]}{_source_words(row)}: {DECISION_WORDS[row.decision]}"
     words += f" ({row.replays} replays)" if row.replays else ""
     return Entry(row.created_at, "submission", row.list_id, row.decision, row.operation_id, words)
 
 
+def _source_words(row: LedgerRow) -> str:
+    if not row.source:
+        return ""
+    if row.channel is Channel.CLI:
+        return f", asked by the owner: {row.source}"
+    # A form names no source of its own; the page of an expired link does.
+    return ", from an expired link" if row.channel is Channel.FORM else f', source "{row.source}"'
+
+
 def _delivery_entry(subscriber: Subscriber, delivery: Delivery) -> Entry:
-    words = f"mail {delivery.generation} ({delivery.reason}), now {delivery.status}"
+    words = f"mail {delivery.generation} ({REASON_WORDS[delivery.reason]}), now {delivery.status}"
     words += f", {delivery.attempts} attempts" if delivery.attempts != 1 else ", 1 attempt"
     words += f", {delivery.error_code}" if delivery.error_code else ""
     return Entry(delivery.created_at, "delivery", subscriber.list_id, delivery.status, delivery.id, words)
@@ -314,9 +344,36 @@ def _delivery_entry(subscriber: Subscriber, delivery: Delivery) -> Entry:
 def _event_entry(subscriber: Subscriber, event: Event) -> Entry:
     took = f", {event.duration_ms} ms" if event.duration_ms is not None else ""
     by = f" by {event.provider}" if event.provider else ""
-    words = f"{EVENT_WORDS.get(event.type, event.type)}{by}{took}"
+    words = f"{EVENT_WORDS.get(event.type) or event.type.replace('_', ' ')}{by}{took}"
     words += f": {event.detail}" if event.detail else ""
     return Entry(event.at, "event", subscriber.list_id, event.type, event.delivery_id or "", words)
+
+
+def _subscriber_entries(subscriber: Subscriber, deliveries: list[Delivery]) -> list[Entry]:
+    happened = (
+        (subscriber.confirmed_at, SubscriberStatus.CONFIRMED, _confirmation_words(subscriber, deliveries)),
+        (subscriber.unsubscribed_at, SubscriberStatus.UNSUBSCRIBED, "left the list"),
+    )
+    return [
+        Entry(at, "subscriber", subscriber.list_id, what, subscriber.id, words)
+        for at, what, words in happened
+        if at is not None
+    ]
+
+
+def _confirmation_words(subscriber: Subscriber, deliveries: list[Delivery]) -> str:
+    """The time kept is that of the first confirmation, the mail that of the last: for who came back they differ."""
+    mail = next((delivery for delivery in deliveries if delivery.id == subscriber.confirmed_delivery_id), None)
+    if mail is None:
+        return "first confirmed"
+    if subscriber.confirmed_at is not None and mail.created_at > subscriber.confirmed_at:
+        return f"first confirmed; later again, through mail {mail.generation}"
+    return f"first confirmed through mail {mail.generation}"
+
+
+def _suppression_entry(suppressed: SuppressionRow) -> Entry:
+    words = f"suppressed on every list: {SUPPRESSION_WORDS[suppressed.reason]}"
+    return Entry(suppressed.created_at, "subscriber", "", "suppressed", "", words)
 
 
 def _standing(
@@ -339,7 +396,7 @@ def _next_mail_words(
 ) -> str:
     latest = deliveries[0] if deliveries else None
     if suppression:
-        return f"no mail ever: suppressed ({suppression})"
+        return f"no mail ever: suppressed ({suppression.replace('_', ' ')})"
     if subscriber.status is SubscriberStatus.CONFIRMED:
         return "no mail: confirmed"
     if latest and latest.status is DeliveryStatus.SENDING:

@@ -38,8 +38,11 @@ from waitlist.tokens import address_hmac, cap_hmac, new_id
 def resend(services: Services, email: str, *, reason: str, list_id: str | None = None) -> Answer:
     """Make a new confirmation mail for a pending subscriber, past cooldown and caps; `reason` goes into the ledger.
 
-    Raises InvalidInput, saying why, for whoever is not pending, is suppressed, or has a mail on the wire.
+    Raises InvalidInput, saying why, for a blank reason and for whoever is not pending, is suppressed, or has a mail on
+    the wire.
     """
+    if not reason.strip():
+        raise InvalidInput("The reason is empty: say why, for the ledger.")
     subscriber = run_query(services.store, partial(_find_pending, email=email, list_id=list_id))
     waitlist = run_query(services.store, partial(get_waitlist, list_id=subscriber.list_id))
     assert waitlist is not None, "a subscriber's list is there"
@@ -53,7 +56,7 @@ def resend(services: Services, email: str, *, reason: str, list_id: str | None =
         cap_hmac=cap_hmac(data_key, email),
         consent_version=subscriber.consent_version,
         consent_at=subscriber.consent_at,
-        source=reason,
+        source=reason.strip(),
     )
     prepared = prepare_mail(services, waitlist, email)
     body = partial(_resend, settings=services.settings, submission=submission, prepared=prepared)

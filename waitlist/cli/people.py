@@ -72,7 +72,8 @@ def _explanation_lines(explanation: ledger.Explanation) -> Iterator[str]:
     if explanation.entries:
         yield ""
     for entry in explanation.entries:
-        yield f"  {moment_in_words(entry.at)}  {entry.list_id}  {entry.kind} {entry.id}  {entry.words}"
+        thing = f"{entry.kind} {entry.id}".rstrip()
+        yield f"  {moment_in_words(entry.at)}  {entry.list_id or 'every list'}  {thing}  {entry.words}"
 
 
 def _stats_lines(figures: ledger.Stats) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy import bindparam, func, select
 
-from waitlist.model import Channel, Decision, DeliveryStatus, EventType, OutboxStatus, RequestState
+from waitlist.model import Channel, Decision, DeliveryStatus, EventType, OutboxStatus, RequestState, Suppression
 from waitlist.store.engine import Transaction
 from waitlist.store.schema import (
     delivery_events,
@@ -17,6 +17,7 @@ from waitlist.store.schema import (
     is_literally,
     signup_requests,
     subscribers,
+    suppressions,
 )
 
 
@@ -44,6 +45,12 @@ class Event:
     provider: str | None
     duration_ms: int | None
     detail: str
+
+
+@dataclass(frozen=True)
+class SuppressionRow:
+    reason: Suppression
+    created_at: int
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,16 @@ _EVENTS_OF_SUBSCRIBER = (
     .where(email_deliveries.c.subscriber_id == bindparam("subscriber_id"))
     .order_by(_e.at, _e.id)
 )
+_SUPPRESSION = select(suppressions.c.reason, suppressions.c.created_at).where(
+    suppressions.c.email_hmac == bindparam("email_hmac")
+)
 _NEWEST_ATTEMPT_END = _event.where(_e.duration_ms.is_not(None)).order_by(_e.at.desc(), _e.id.desc()).limit(1)
+_NEWEST_RECIPIENT = (
+    select(subscribers.c.email, email_deliveries.c.recipient_hmac)
+    .join(email_deliveries, email_deliveries.c.subscriber_id == subscribers.c.id)
+    .order_by(email_deliveries.c.sequence.desc())
+    .limit(1)
+)
 _OLDEST_DUE = select(func.min(email_outbox.c.available_at)).where(
     is_literally(email_outbox.c.status, OutboxStatus.QUEUED), email_outbox.c.available_at <= bindparam("now")
 )
@@ -180,9 +196,21 @@ def get_events(tx: Transaction, subscriber_id: str) -> list[Event]:
     return [_read_event(row) for row in tx.execute(_EVENTS_OF_SUBSCRIBER, {"subscriber_id": subscriber_id})]
 
 
+def get_suppression_row(tx: Transaction, email_hmac: str) -> SuppressionRow | None:
+    """None for an address that is not suppressed (any more)."""
+    row = tx.execute(_SUPPRESSION, {"email_hmac": email_hmac}).one_or_none()
+    return SuppressionRow(Suppression(row.reason), row.created_at) if row else None
+
+
 def get_newest_attempt_end(tx: Transaction) -> Event | None:
     row = tx.execute(_NEWEST_ATTEMPT_END).one_or_none()
     return _read_event(row) if row else None
+
+
+def get_newest_recipient(tx: Transaction) -> tuple[str, str] | None:
+    """Address and cap digest of the newest mail."""
+    row = tx.execute(_NEWEST_RECIPIENT).one_or_none()
+    return (row.email, row.recipient_hmac) if row else None
 
 
 def get_oldest_due_at(tx: Transaction) -> int | None:
