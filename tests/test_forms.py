@@ -236,6 +236,32 @@ def test_form_without_session_cookie_comes_back_and_then_works(app: Flask, visit
     assert messages.CHECK_INBOX in visitor.submit().message
 
 
+@both_ways
+@pytest.mark.parametrize("value", ["no", "off", "0", "None", "null", "Yes", "yes ", "y", "on", "true", "1", "\x00"])
+def test_other_value_than_the_boxes_own_is_an_unticked_box(
+    visitor: Visitor, services: Services, way: str, value: str
+) -> None:
+    visitor.fill_in(consent=value)
+
+    page = send(visitor, way)
+
+    assert (page.status, page.problem("consent")) == (422, messages.CONSENT_MISSING)
+    assert not page.is_ticked()
+    assert count(services, subscribers) == 0
+
+
+@pytest.mark.parametrize("values", [["yes", "no"], ["no", "yes"]])
+def test_consent_that_contradicts_itself_is_an_unticked_box(
+    visitor: Visitor, services: Services, values: list[str]
+) -> None:
+    known = {"csrf_token": visitor.page.value("csrf_token"), "consent_version": "1", "email": "a@example.com"}
+
+    response = visitor.client.post("/join/launch", data=known | {"consent": values})
+
+    assert response.status_code == 422
+    assert count(services, subscribers) == 0
+
+
 def test_second_csrf_token_is_no_bypass(visitor: Visitor) -> None:
     good = visitor.page.value("csrf_token")
     values = [("csrf_token", "bad"), ("csrf_token", good), ("email", "a@example.com"), ("consent", "yes")]

@@ -24,6 +24,15 @@ from waitlist.web.current import services
 # Fits every database's integer, and int() never sees more than nine digits.
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
 _STAMPED: Final = "form"
+# The one value of the box in the templates. A browser sends it for a tick, and nothing at all without one.
+_TICKED: Final = "yes"
+
+
+class TickBox(BooleanField):
+    """Consent is what our own box says: WTForms would take `no`, `0` or `off` for a tick as well."""
+
+    def process_formdata(self, valuelist: list[str]) -> None:
+        self.data = valuelist == [_TICKED]
 
 
 class SignupForm(FlaskForm):  # type: ignore[misc]  # FlaskForm is untyped
@@ -33,7 +42,7 @@ class SignupForm(FlaskForm):  # type: ignore[misc]  # FlaskForm is untyped
     """
 
     email = EmailField()
-    consent = BooleanField()
+    consent = TickBox()
     consent_version = HiddenField()
     # The honeypot: no browser fills it in by itself, and people do not see it.
     referral = StringField()
