@@ -174,6 +174,25 @@ def _small_targets(page: Page) -> list[str]:
     )
 
 
+@pytest.mark.parametrize("width", [320, 1280])
+def test_form_keeps_its_distance_without_a_description(site: Site, tab: Tab, width: int) -> None:
+    make_list(site.services, "bare", description="")
+    tab.page.set_viewport_size({"width": width, "height": 640})
+
+    gaps = []
+    for path, above in (("/join/launch", ".lead"), ("/join/bare", "h1")):
+        tab.page.goto(path)
+        gaps.append(
+            tab.page.evaluate(
+                """(above) => document.querySelector("#signup").getBoundingClientRect().top
+                              - document.querySelector(above).getBoundingClientRect().bottom""",
+                above,
+            )
+        )
+
+    assert gaps == [32, 32]
+
+
 def test_focus_is_visible_on_everything_the_tab_key_reaches(tab: Tab) -> None:
     tab.page.goto("/")
 
