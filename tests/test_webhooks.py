@@ -425,6 +425,32 @@ def test_busy_database_asks_the_provider_to_come_again(
     assert answer.mimetype == "application/problem+json"
 
 
+def test_refusal_has_a_code_and_says_whether_to_come_again(
+    client: FlaskClient, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: Any) -> None:
+        raise StorageBusy
+
+    answers = [
+        client.post("/webhooks/nobody", data=b"{}"),
+        post(client, clock, b"{}", {}),
+        post(client, clock, b"{"),
+        post(client, clock, b"x" * 3_000_000, {}),
+    ]
+    monkeypatch.setattr(webhooks.delivery_events, "record", busy)
+    answers.append(post(client, clock, body_of("bounced")))
+
+    assert [
+        (each["status"], each["code"], each["retryable"]) for each in (answer.json or {} for answer in answers)
+    ] == [
+        (404, "not_found", False),
+        (401, "signature_invalid", False),
+        (400, "body_unreadable", False),
+        (413, "body_too_large", False),
+        (503, "storage_busy", True),
+    ]
+
+
 def test_no_address_in_an_event_is_ever_fetched(
     client: FlaskClient, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

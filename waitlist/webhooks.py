@@ -28,6 +28,16 @@ MOST_BODY_BYTES: Final = 2 * 1024 * 1024
 # A write waits five seconds for its turn before it gives up, so the next try should be a little later.
 BUSY_SECONDS: Final = 10
 
+# As the API names them (docs/api.md), where it has the same.
+_CODES: Final = {
+    400: "body_unreadable",
+    401: "signature_invalid",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "body_too_large",
+    503: "storage_busy",
+}
+
 webhooks: Final = Blueprint("webhooks", __name__)
 
 
@@ -81,7 +91,9 @@ def _ask_again(error: StorageBusy | SchemaMismatch) -> ResponseReturnValue:
 
 def _problem(status: int) -> Response:
     """RFC 9457. No detail: a stranger who tries signatures learns nothing from it."""
-    response = jsonify(type="about:blank", title=HTTPStatus(status).phrase, status=status)
+    code = _CODES.get(status, "bad_request" if status < 500 else "internal_error")
+    title = HTTPStatus(status).phrase
+    response = jsonify(type="about:blank", title=title, status=status, code=code, retryable=status == 503)
     response.status_code = status
     response.mimetype = "application/problem+json"
     return response
