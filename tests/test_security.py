@@ -294,7 +294,7 @@ class TestOneProxy(TestRateLimit):
         ("fe80::1%eth0", "fe80::/64"),
         ("unix:", "unix:"),
         ("x" * 500, "x" * 64),
-        (None, ""),
+        (None, "unknown"),
     ],
 )
 def test_client_key(app: Flask, address: str | None, key: str) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from waitlist.errors import SchemaMismatch, StorageBusy
+from waitlist.ledger import LITTLE_ROOM_BYTES
 from waitlist.model import OutcomeKind
 from waitlist.services import Services
+from waitlist.store import run_query
 from waitlist.store.engine import is_in_corruption_range
 from waitlist.store.migrate import check_schema, newest_revision
+from waitlist.store.reports import get_newest_recipient
+from waitlist.tokens import cap_hmac
 
 
 @dataclass(frozen=True)
@@ -19,13 +23,41 @@ class Finding:
 
 
 def examine(services: Services) -> list[Finding]:
-    return [_settings(services), _schema(services), _database(services), _mail(services)]
+    return [
+        _settings(services),
+        _data_key(services),
+        _schema(services),
+        _database(services),
+        _room(services),
+        _mail(services),
+    ]
 
 
 def _settings(services: Services) -> Finding:
     settings = services.settings
     mode = "production" if settings.is_production else "this machine only"
     return Finding("settings", True, f"{settings.base_url} ({mode}), mail from {settings.mail_from}")
+
+
+def _data_key(services: Services) -> Finding:
+    """The newest mail was counted under a digest of its address: with the right key it comes out the same."""
+    try:
+        newest = run_query(services.store, get_newest_recipient)
+    except (SchemaMismatch, StorageBusy) as error:
+        return Finding("data key", False, f"cannot be checked: {error}")
+    if newest is None:
+        return Finding("data key", True, "no mail yet to check it by")
+    email, hmac = newest
+    if cap_hmac(services.settings.data_key_text, email) != hmac:
+        return Finding("data key", False, "not the one this database was filled with: suppressions do not hold")
+    return Finding("data key", True, "the one this database was filled with")
+
+
+def _room(services: Services) -> Finding:
+    free = services.store.free_bytes()
+    if free is None:
+        return Finding("disk", True, "the database server's own")
+    return Finding("disk", free >= LITTLE_ROOM_BYTES, f"{free // 1_000_000} MB left for the database")
 
 
 def _schema(services: Services) -> Finding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -93,6 +93,12 @@ EVENT_WORDS: Final = {
     EventType.DELAYED: "delayed: the provider still tries; only noted",
     EventType.FOREIGN: "foreign: the provider reported something about another recipient; nothing changed",
 }
+
+
+# A submission writes some kilobytes, and SQLite's log grows to a few megabytes: below the first somebody should look,
+# below the second a submission may be refused at any moment.
+LITTLE_ROOM_BYTES: Final = 100_000_000
+NO_ROOM_BYTES: Final = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -208,9 +214,14 @@ def readiness(services: Services) -> Readiness:
     """Never raises: what is wrong is the answer."""
     try:
         check_schema(services.store)
-        return run_query(services.store, _readiness)
-    except (SchemaMismatch, StorageBusy) as error:
+        found = run_query(services.store, _readiness)
+        free = services.store.free_bytes()
+    except (SchemaMismatch, StorageBusy, OSError) as error:
         return Readiness(False, (str(error),))
+    if free is None or free >= LITTLE_ROOM_BYTES:
+        return found
+    problems = (*found.problems, f"the disk of the database has {free // 1_000_000} MB left")
+    return replace(found, is_ready=free >= NO_ROOM_BYTES, problems=problems)
 
 
 def outbox_report(services: Services) -> OutboxReport:

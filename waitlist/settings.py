@@ -310,6 +310,12 @@ def _with_keys(settings: Settings) -> Settings:
     if not settings.is_embedded:
         return settings
     folder = settings.database_path.parent
+    has_data = settings.database_path.is_file() and settings.database_path.stat().st_size > 0
+    if settings.data_key is None and has_data and not (folder / "data_key").exists():
+        raise SettingsError(
+            f"The key file {folder / 'data_key'} is missing, and the database is not new: with another key, suppressed"
+            f" addresses would be forgotten. Restore it from a backup, or set {PREFIX}DATA_KEY"
+        )
     made = {
         name: SecretStr(_key_file(folder / name)) for name in ("secret_key", "data_key") if not getattr(settings, name)
     }
@@ -335,6 +341,8 @@ def _key_file(path: Path) -> str:
         key = path.read_text().strip()
     except OSError as error:
         raise SettingsError(f"The key file {path} cannot be read or made: {error.strerror}") from error
+    except UnicodeError:
+        key = ""
     if len(key) < 32:
         raise SettingsError(
             f"The key file {path} is damaged: restore it from a backup, or remove it if the list is new"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import sys
+from typing import Final
 
 import click
 
@@ -16,6 +19,9 @@ from waitlist.settings import ROOT, Settings
 from waitlist.store.migrate import check_schema, newest_revision, upgrade
 from waitlist.web.current import services
 
+# What honcho reports when somebody told it to stop: that is a clean end.
+STOPPED_BY_SIGNAL: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+
 
 @command("up")
 @click.option("--no-worker", is_flag=True, help="Only the web server; the worker runs elsewhere.")
@@ -25,6 +31,7 @@ def up(no_worker: bool) -> None:
 
     store, settings = services().store, services().settings
     check_schema(store)
+    _refuse_taken_port(settings)
     if waitlists.create_default(services()):
         click.echo(f"Made a first list, {waitlists.DEFAULT_LIST}; `flask lists` shows it.")
     click.echo(f"{store.version()} at {_where_data_lies(settings)}")
@@ -37,7 +44,8 @@ def up(no_worker: bool) -> None:
         worker = f"exec {sys.executable} -m flask drain-outbox --follow"
         manager.add_process("worker", worker, env=environment, cwd=str(ROOT))
     manager.loop()
-    sys.exit(manager.returncode)
+    if manager.returncode not in (0, *STOPPED_BY_SIGNAL):
+        raise click.ClickException("The web server or the worker ended by itself; what it wrote above says why.")
 
 
 @command("upgrade-db")
@@ -73,13 +81,28 @@ def purge(dry_run: bool, as_json: bool) -> None:
         click.echo(f"{count:>9}  {what}{' would go' if dry_run else ''}")
 
 
+def _refuse_taken_port(settings: Settings) -> None:
+    """The web server shares its port between its processes, so it would share it with a stranger, too."""
+    host, _, port = settings.bind.rpartition(":")
+    address = host.strip("[]")
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        # A connection that has just ended does not hold the port; a listener does.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, int(port)))
+        except OSError as error:
+            raise click.ClickException(
+                f"WAITLIST_BIND={settings.bind} cannot be used: {error.strerror}. Is the waitlist running already?"
+            ) from error
+
+
 def _web_command(settings: Settings) -> str:
     host, _, port = settings.bind.rpartition(":")
     # No access log: its lines would hold the tokens of links.
     return (
         f"exec {sys.executable} -m granian --interface wsgi --host {host.strip('[]')} --port {port}"
         f" --workers {settings.web_workers} --blocking-threads {settings.web_threads}"
-        " --backpressure 1024 --no-ws --log-level warning app:app"
+        " --backpressure 1024 --no-ws --log-level error app:app"
     )
 
 

@@ -9,6 +9,7 @@ import fcntl
 import importlib
 import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,6 +126,8 @@ class Database(Protocol):
 
     def changes(self, connection: sa.Connection) -> Callable[[float], bool]: ...
 
+    def free_bytes(self) -> int | None: ...
+
     def forget_old_pages(self) -> None: ...
 
     def is_rerunnable(self, error: DBAPIError) -> bool: ...
@@ -197,8 +200,15 @@ class Store:
         """The database's own version, like "SQLite 3.53.4"."""
         if self.is_embedded:
             return f"SQLite {sqlite_module().sqlite_version}"
-        number = run_query(self, lambda tx: tx.execute(sa.text("SHOW server_version")).scalar_one())
-        return f"PostgreSQL {number}"
+        try:
+            with self.read() as tx:
+                return f"PostgreSQL {tx.execute(sa.text('SHOW server_version')).scalar_one()}"
+        except DBAPIError as error:
+            raise self.database.translate(error) from error
+
+    def free_bytes(self) -> int | None:
+        """Room left on the disk of the embedded database; None for a server, which looks after its own."""
+        return self.database.free_bytes()
 
     def forget_old_pages(self) -> None:
         """Let no blanked token live on in the database's log. Does what it can; a later call does the rest."""
@@ -412,6 +422,9 @@ class SQLite:
         with self.queue.turn(), self.write_engine.connect() as connection:
             yield connection
 
+    def free_bytes(self) -> int | None:
+        return shutil.disk_usage(self.path.parent).free
+
     def forget_old_pages(self) -> None:
         """Write the WAL back and empty it, so that blanked tokens do not live on in old frames."""
         try:
@@ -492,6 +505,9 @@ class PostgreSQL:
             return any(True for _ in raw.notifies(timeout=seconds, stop_after=1))
 
         return has_changed
+
+    def free_bytes(self) -> int | None:
+        return None
 
     def forget_old_pages(self) -> None:
         pass  # the server overwrites its log by itself, and no other program reads it
