@@ -38,6 +38,11 @@ UNREACHABLE: Final = (
 TRY_AGAIN_BUTTON: Final = "Try again"
 CONSENT_KEPT: Final = "Your consent is kept as you gave it."
 
+# Before any page: plain text, for a form that does not arrive as a whole.
+BODIES_BUSY: Final = "Many forms are arriving just now. Nothing is lost: please go back and try again in a moment."
+BODY_TOO_SLOW: Final = "Your form took too long to reach us. Please check your connection, go back and send it again."
+BODY_CUT_OFF: Final = "Your form did not reach us as a whole. Please go back and send it again."
+
 # Around every page.
 CONTACT: Final = "Questions?"
 PRIVACY: Final = "How your data is treated"

@@ -89,10 +89,14 @@ def seconds_until_allowed() -> int:
 
 
 def client_key() -> str:
+    return key_of(request.remote_addr)
+
+
+def key_of(remote_address: str | None) -> str:
     """The client's address; of IPv6 the /64, since one customer holds that many addresses. Behind a socket that has
     no addresses all count as one, since an empty key would not be limited at all.
     """
-    typed = request.remote_addr or "unknown"
+    typed = remote_address or "unknown"
     try:
         address = ip_address(typed)
     except ValueError:
