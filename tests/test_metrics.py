@@ -21,6 +21,7 @@ from waitlist import confirmation, create_app, ledger, signup, waitlists
 from waitlist import metrics as metrics_module
 from waitlist.errors import OperationInProgress, StorageBusy
 from waitlist.model import Decision, ListState, Outcome, OutcomeKind
+from waitlist.purge import purge
 from waitlist.services import Services
 from waitlist.settings import Settings
 
@@ -37,6 +38,7 @@ NAMES = {
     "waitlist_outbox_oldest_due_seconds",
     "waitlist_deliveries",
     "waitlist_subscribers",
+    "waitlist_purgeable_rows",
     "waitlist_send_attempt_duration_seconds_bucket",
     "waitlist_send_attempt_duration_seconds_count",
     "waitlist_send_attempt_duration_seconds_sum",
@@ -219,6 +221,20 @@ class TestLimited:
 
 
 class TestDatabase:
+    def test_purgeable_rows_fall_to_zero_with_a_purge(
+        self, client: FlaskClient, services: Services, clock: FakeClock
+    ) -> None:
+        join(services)
+        drain(services)
+        clock.advance(100 * 86_400)
+
+        before = counted(scrape(client), "waitlist_purgeable_rows", "what")
+        purge(services)
+
+        assert before["people_who_never_confirmed"] == 1
+        assert before["submissions"] == 1
+        assert counted(scrape(client), "waitlist_purgeable_rows", "what") == {}
+
     def test_gauges_show_how_the_database_stands(
         self, client: FlaskClient, services: Services, sender: FakeSender, clock: FakeClock
     ) -> None:

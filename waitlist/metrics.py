@@ -21,6 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from waitlist import ledger
 from waitlist.errors import SchemaMismatch, StorageBusy
 from waitlist.model import Answer, Channel, Decision, DeliveryStatus
+from waitlist.purge import purgeable
 from waitlist.services import Services
 from waitlist.settings import is_loopback
 from waitlist.web.current import services
@@ -33,6 +34,8 @@ CHANNELS: Final = {"pages.submit": Channel.FORM, "pages.renew": Channel.FORM, "a
 SETTLE_SECONDS: Final = 5
 # A send takes a tenth of a second to some seconds, and is cut off at half a lease, 30 s.
 ATTEMPT_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+# A worker removes a thousand rows in a blink; ten thousand that wait mean that none does, however many more there are.
+MOST_PURGEABLE: Final = 10_000
 # A proxy that nobody told us about adds one of these, and makes every visitor look like this machine.
 FORWARDING_HEADERS: Final = ("X-Forwarded-For", "Forwarded", "X-Real-IP")
 _EXTENSION: Final = "waitlist.metrics"
@@ -146,6 +149,20 @@ class _DatabaseGauges:
         for labels, number in gauges.subscribers.items():
             people.add_metric(labels, number)
         yield people
+        yield from self._purgeable()
+
+    def _purgeable(self) -> Iterator[Metric]:
+        counts = _if_readable(lambda: purgeable(self._services, most=MOST_PURGEABLE))
+        if counts is None:
+            return
+        family = GaugeMetricFamily(
+            "waitlist_purgeable_rows",
+            f"Rows past their retention that no purge has removed yet, counted up to {MOST_PURGEABLE}.",
+            labels=["what"],
+        )
+        for what, number in counts.items():
+            family.add_metric([what.replace(" ", "_")], number)
+        yield family
 
 
 pages: Final = Blueprint("metrics", __name__)

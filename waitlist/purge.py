@@ -35,6 +35,9 @@ PAUSE_SECONDS: Final = 0.05
 # One run ends after this, and the next goes on: a purge must not keep a worker from its mails.
 LONGEST_SECONDS: Final = 30.0
 
+# More than any table holds, and the most that a LIMIT of both databases takes without doubt.
+EVERY_ROW: Final = 2**31 - 1
+
 Verb = Callable[[Transaction, int, int], int]
 
 
@@ -56,11 +59,11 @@ def purge(services: Services, *, batch: int = BATCH_ROWS, longest_seconds: float
     return counts
 
 
-def purgeable(services: Services) -> dict[str, int]:
-    """How many of each would go now; removes nothing."""
+def purgeable(services: Services, *, most: int = EVERY_ROW) -> dict[str, int]:
+    """How many of each would go now, counted up to `most`; removes nothing."""
 
     def body(tx: Transaction) -> dict[str, int]:
-        return {what: count_removable(tx, verb, tx.now - age) for what, verb, age in _steps(services.settings)}
+        return {what: count_removable(tx, verb, tx.now - age, most) for what, verb, age in _steps(services.settings)}
 
     return run_query(services.store, body)
 

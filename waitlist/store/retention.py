@@ -127,10 +127,8 @@ _COUNTED: Final[dict[Callable[[Transaction, int, int], int], sa.Select[tuple[str
     erase_never_confirmed: _NEVER_CONFIRMED,
 }
 _COUNTS: Final = {verb: select(func.count()).select_from(found.subquery()) for verb, found in _COUNTED.items()}
-# Nothing is removed by counting, so no bound is needed; the statements have one.
-_ALL: Final = 2**31 - 1
 
 
-def count_removable(tx: Transaction, verb: Callable[[Transaction, int, int], int], before: int) -> int:
-    """How many rows `verb` would remove in all."""
-    return int(tx.execute(_COUNTS[verb], {"before": before, "most": _ALL, "now": tx.now}).scalar_one())
+def count_removable(tx: Transaction, verb: Callable[[Transaction, int, int], int], before: int, most: int) -> int:
+    """How many rows `verb` would remove; no more than `most` are counted."""
+    return int(tx.execute(_COUNTS[verb], {"before": before, "most": most, "now": tx.now}).scalar_one())
