@@ -429,8 +429,10 @@ def test_doctor_finds_nothing_wrong_and_changes_nothing(app: Flask, services: Se
     assert (words.exit_code, machine.exit_code) == (0, 0)
     assert [line.split(":")[0] for line in words.output.splitlines()] == [
         "ok    settings",
+        "ok    data key",
         "ok    schema",
         "ok    database",
+        "ok    disk",
         "ok    mail",
     ]
     assert [finding["what"] for finding in json.loads(machine.stdout)] == ["settings", "schema", "database", "mail"]
