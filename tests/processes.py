@@ -5,6 +5,8 @@ nothing is shared but the database; the environment is that of the first start.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import traceback
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -49,6 +51,21 @@ def start(work: Callable[..., Any], *arguments: Any) -> BaseProcess:
     process = CONTEXT.Process(target=work, args=arguments, daemon=True)
     process.start()
     return process
+
+
+def kill_myself(*_: Any, **__: Any) -> None:
+    """Put in the place of a function, it is where the process dies: a real SIGKILL, which nothing can catch."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def after(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, and death when it has done its work."""
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        function(*args, **kwargs)
+        kill_myself()
+
+    return run
 
 
 def end(*processes: BaseProcess) -> None:

@@ -5,7 +5,6 @@ With a provider that remembers keys there is one accepted message per delivery, 
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.factories import FakeClock, make_list
-from tests.processes import CONTEXT
+from tests.processes import CONTEXT, after, kill_myself
 from tests.resend_emulator import SECRET, ResendEmulator, signed
 from tests.scenes import assert_coupled, count, deliveries, drain, join, services_at, statuses
 from tests.test_webhooks import HARD, body_of, post
@@ -28,18 +27,6 @@ from waitlist.store.schema import delivery_events as event_table
 
 LEASE = 60
 DAY = 86_400
-
-
-def kill_myself(*_: Any, **__: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def after(function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> None:
-        function(*args, **kwargs)
-        kill_myself()
-
-    return run
 
 
 # Where the worker dies, whether Resend has the mail by then, and whether our own record says so.

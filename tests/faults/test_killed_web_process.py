@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
 from tests.factories import FakeClock, FakeSender, make_list
 from tests.pages import Visitor
-from tests.processes import CONTEXT
+from tests.processes import CONTEXT, after, kill_myself
 from tests.scenes import assert_coupled, count, drain, ledger
 from waitlist import create_app, signup
 from waitlist.services import Services
 from waitlist.settings import Settings
 from waitlist.store import run_transaction
 from waitlist.store.schema import email_deliveries, email_outbox, signup_requests, subscribers
-
-
-def kill_myself(*_: Any, **__: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def after(function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> None:
-        function(*args, **kwargs)
-        kill_myself()
-
-    return run
-
 
 # Where the process dies, and whether the submission stands afterwards.
 POINTS = {
