@@ -102,13 +102,17 @@ def test_concurrent_submissions_after_the_cooldown_send_only_one_new_email(
 
 
 def submit_while_drained(wait: Any, number: int, settings: Settings, rounds: int) -> int:
-    """Half the processes resubmit with the cooldown long over, half send; every round a new moment in time."""
+    """Half the processes resubmit with the cooldown over, half send; every round a new moment, the same for all.
+
+    All meet before each round: with a clock that ran ahead of the others by a lease, a worker would rightly take
+    over a row that another has just sent.
+    """
     clock = FakeClock(START)
     sender = FakeSender()
     services = services_at(settings, clock, sender)
-    wait()
     for _ in range(rounds):
         clock.advance(COOLDOWN)
+        wait()
         if number % 2:
             drain(services)
         else:
