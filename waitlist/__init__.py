@@ -22,6 +22,7 @@ from waitlist.settings import ROOT, Settings, load_settings
 from waitlist.store import Store
 from waitlist.store.migrate import upgrade_embedded
 from waitlist.web import init_app as init_web
+from waitlist.web.server import Server
 from waitlist.webhooks import init_app as init_webhooks
 
 # What `flask` exits with when its settings cannot be used; other faults at start are 1.
@@ -41,6 +42,13 @@ def create_app(
     except WaitlistError as error:
         click.echo(f"Error: {error}", err=True)
         raise SystemExit(EXIT_SETTINGS if isinstance(error, SettingsError) else 1) from None
+
+
+def create_server() -> Server:
+    """The application as `flask up` gives it to granian: whole requests only, see `waitlist/web/server.py`."""
+    app = create_app()
+    services: Services = app.extensions["waitlist"]
+    return Server(app, threads=services.settings.web_threads)
 
 
 def _wire(settings: Settings, sender: Sender | None, clock: Callable[[], float] | None) -> Flask:

@@ -100,9 +100,9 @@ def _web_command(settings: Settings) -> str:
     host, _, port = settings.bind.rpartition(":")
     # No access log: its lines would hold the tokens of links.
     return (
-        f"exec {sys.executable} -m granian --interface wsgi --host {host.strip('[]')} --port {port}"
-        f" --workers {settings.web_workers} --blocking-threads {settings.web_threads}"
-        " --backpressure 1024 --no-ws --log-level error app:app"
+        f"exec {sys.executable} -m granian --interface asginl --host {host.strip('[]')} --port {port}"
+        f" --workers {settings.web_workers} --backpressure 1024 --http 1 --no-ws --log-level error"
+        " --factory waitlist:create_server"
     )
 
 

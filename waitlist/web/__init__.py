@@ -14,7 +14,6 @@ from flask import Flask, url_for
 from waitlist import messages
 from waitlist.services import Services
 from waitlist.web import errors, htmx, security, views
-from waitlist.web.bodies import BodyReader
 from waitlist.words import duration_in_words
 
 HTMX: Final = "vendor/htmx-2.0.11.min.js"
@@ -24,8 +23,6 @@ VERSION_CHARACTERS: Final = 12
 
 def init_app(app: Flask, services: Services) -> None:
     settings = services.settings
-    # First, and so innermost: security puts ProxyFix around it.
-    app.wsgi_app = BodyReader(app.wsgi_app, threads=settings.web_threads)  # type: ignore[method-assign]  # WSGI's way
     security.init_app(app, settings)
     htmx.init_app(app)
     errors.init_app(app)
