@@ -112,6 +112,24 @@ def test_never_confirmed_person_is_erased_and_forgotten_by_the_ledger(
     assert (hmac is not None, subscriber_id is not None) == (stays, stays)
 
 
+def test_ledger_forgets_what_was_posted_before_the_person_stood_there(services: Services, clock: FakeClock) -> None:
+    """Contract 5: a trapped post names no subscriber, but whose address it was."""
+    make_list(services, "other")
+    join(services, trapped=True)
+    join(services, list_id="other", trapped=True)
+    join(services, "somebody@example.com", trapped=True)
+    join(services)
+    drain(services)
+    clock.advance(30 * DAY)
+
+    purge(services)
+
+    statement = sa.select(signup_requests.c.list_id).where(signup_requests.c.email_hmac.is_not(None))
+    remembered = run_query(services.store, lambda tx: tx.execute(statement).scalars().all())
+    assert sorted(remembered) == ["launch", "other"], "somebody else, and a list on which the person never stood"
+    assert count(services, signup_requests) == 4
+
+
 def test_confirmed_person_stays_with_links_that_work(services: Services, sender: FakeSender, clock: FakeClock) -> None:
     join(services)
     drain(services)

@@ -67,6 +67,9 @@ def test_no_statement_of_visitors_or_worker_reads_a_whole_table(
     delivery_events.apply_parked(services)
     ledger.readiness(services)
     ledger.explain(services, "person@example.com")
-    purge(services)
+    join(services, "never@example.com")
+    drain(services)
+    clock.advance(31 * 86_400)
+    assert purge(services)["people who never confirmed"] == 1
 
     assert whole_table_reads == []
