@@ -19,9 +19,7 @@ from tests.resend_emulator import API_KEY, Answer, Fault, Raw, ResendEmulator, R
 from tests.scenes import assert_coupled, deliveries, drain, join, services_at, set_setting, statuses
 from tests.test_message import make_mail
 from waitlist import waitlists
-from waitlist.errors import SettingsError
 from waitlist.mail.base import Mail
-from waitlist.mail.registry import make_sender
 from waitlist.mail.resend import Account, ResendSender, payload
 from waitlist.model import DeliveryStatus, Outcome, OutcomeKind
 from waitlist.services import Services
@@ -287,22 +285,6 @@ def test_certificate_is_checked() -> None:
 
 
 # Its settings
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "?endpoint=http://api.resend.com",
-        "?endpoint=http://192.0.2.1",
-        "?endpoint=ftp://127.0.0.1",
-        "?endpoint=nowhere",
-        "?endpoint=https://user@api.resend.com",
-        "?endpoint=https://api.resend.com:99999",
-    ],
-)
-def test_endpoint_that_would_show_the_key_is_refused(query: str) -> None:
-    with pytest.raises(SettingsError, match="endpoint"):
-        make_sender(Settings(mail_url=f"resend://{API_KEY}{query}"))
 
 
 def test_key_keeps_its_case_and_is_never_shown() -> None:

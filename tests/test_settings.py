@@ -46,7 +46,8 @@ DEFAULTS = {
     "WAITLIST_RESEND_WEBHOOK_SECRET": "",
     "WAITLIST_METRICS_TOKEN": "",
 }
-SECRET = "hunter2-hunter2-hunter2-hunter2-"
+# Base64, as a webhook secret has to be.
+SECRET = "hunter2+hunter2+hunter2+hunter2+"
 HTTPS = {"WAITLIST_BASE_URL": "https://waitlist.example.com", "WAITLIST_MAIL_URL": "smtps://mail.example.com"}
 
 
@@ -126,6 +127,8 @@ def test_all_faults_come_in_one_message(home: dict[str, str]) -> None:
         WAITLIST_MAIL_FROM="nobody",
         WAITLIST_RATE_LIMIT="often",
         WAITLIST_SECRET_KEY="short",
+        WAITLIST_MAIL_URL="resend://re_1?endpoint=nowhere",
+        WAITLIST_RESEND_WEBHOOK_SECRET="whsec_",
         WAITLIST_METRICS_TOKEN="given",
         WAITLIST_METRICS_TOKEN_FILE="/given/too",
     )
@@ -136,6 +139,8 @@ def test_all_faults_come_in_one_message(home: dict[str, str]) -> None:
         "WAITLIST_MAIL_FROM",
         "WAITLIST_RATE_LIMIT",
         "WAITLIST_SECRET_KEY",
+        "WAITLIST_MAIL_URL",
+        "WAITLIST_RESEND_WEBHOOK_SECRET",
         "WAITLIST_METRICS_TOKEN",
     }
 
@@ -167,6 +172,17 @@ FAULTS = [
     ("B271", "WAITLIST_MAIL_URL", "sendmail:/usr/sbin/sendmail", "smtp://"),
     ("B271", "WAITLIST_MAIL_URL", "resend://", "API key"),
     ("B271", "WAITLIST_MAIL_URL", "file:", "folder"),
+    ("B271", "WAITLIST_MAIL_URL", f"smtp://me:{SECRET}%C3%A4@mail.example.com", "ASCII"),
+    ("B271", "WAITLIST_MAIL_URL", "smtp://j%C3%BCrgen@mail.example.com", "ASCII"),
+    ("B271", "WAITLIST_MAIL_URL", f"resend://{SECRET}%20", "API key"),
+    ("B271", "WAITLIST_MAIL_URL", f"resend://{SECRET}%C3%A4", "API key"),
+    ("B271", "WAITLIST_MAIL_URL", f"resend://{SECRET}?endpoint=http://api.resend.com", "endpoint"),
+    ("B271", "WAITLIST_MAIL_URL", f"resend://{SECRET}?endpoint=http://192.0.2.1", "endpoint"),
+    ("B271", "WAITLIST_MAIL_URL", f"resend://{SECRET}?endpoint=ftp://127.0.0.1", "endpoint"),
+    ("B271", "WAITLIST_MAIL_URL", f"resend://{SECRET}?endpoint=nowhere", "endpoint"),
+    ("B271", "WAITLIST_MAIL_URL", f"resend://{SECRET}?endpoint=https://user@api.resend.com", "endpoint"),
+    ("B271", "WAITLIST_MAIL_URL", f"resend://{SECRET}?endpoint=https://api.resend.com:99999", "port"),
+    ("B271", "WAITLIST_MAIL_URL", f"resend://{SECRET}?endpoint=https://api.resend.com/%0D%0A", "endpoint"),
     ("B273", "WAITLIST_MAIL_FROM", "A\r\nBcc: x@y", "one line"),
     ("B273", "WAITLIST_MAIL_FROM", "A <a>", "one address"),
     ("B273", "WAITLIST_MAIL_FROM", "a@b.co, c@d.co", "one address"),
@@ -196,6 +212,10 @@ FAULTS = [
     ("", "WAITLIST_CONTACT", "a@b.example\nBcc: c@d.example", "one line"),
     ("", "WAITLIST_SECRET_KEY", "hunter2", "32"),
     ("", "WAITLIST_DATA_KEY", "hunter2", "32"),
+    ("", "WAITLIST_RESEND_WEBHOOK_SECRET", "whsec_", "base64"),
+    ("", "WAITLIST_RESEND_WEBHOOK_SECRET", "hunter2hunter2-", "base64"),
+    ("", "WAITLIST_RESEND_WEBHOOK_SECRET", f"whsec_{SECRET}é", "base64"),
+    ("", "WAITLIST_RESEND_WEBHOOK_SECRET", f"{SECRET}, whsec_x", "base64"),
 ]
 
 

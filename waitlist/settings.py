@@ -13,7 +13,7 @@ from email.utils import parseaddr
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from dotenv import dotenv_values
 from limits import parse_many
@@ -33,7 +33,6 @@ from waitlist.errors import InvalidAddress, SettingsError
 
 ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "WAITLIST_"
-MAIL_SCHEMES = ("file", "console", "smtp", "smtps", "resend")
 DAY_SECONDS = 86_400
 # A year: a longer time is a slip of the keyboard.
 LONGEST_SECONDS = 366 * DAY_SECONDS
@@ -41,6 +40,8 @@ LONGEST_SECONDS = 366 * DAY_SECONDS
 ENCODED_WORD = "=?"
 # As in a link: a name in ASCII (an international one as its A-label) or an IP address.
 _HOST = re.compile(r"[a-z0-9.-]+|[0-9a-f:.]+")
+# As Svix makes them: base64, and in front of it a word that may be left out.
+_WEBHOOK_SECRET = re.compile(r"(whsec_)?([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}(==)?|[A-Za-z0-9+/]{3}=?|[A-Za-z0-9+/]{4})")
 
 
 def is_loopback(host: str | None) -> bool:
@@ -159,16 +160,9 @@ class Settings(BaseModel):
         text = value.get_secret_value()
         parts = _split(text)
         base_url = info.data.get("base_url")
-        if parts.scheme not in MAIL_SCHEMES or not text.isprintable():
+        if parts.scheme not in _CHECK_MAIL_URL or not text.isprintable():
             raise ValueError("must be file:DIR, console:, smtp://user:pw@host:587, smtps://… or resend://API_KEY")
-        if parts.scheme == "file" and (parts.netloc or not parts.path):
-            raise ValueError("file: needs a folder, like file:instance/mail")
-        if parts.scheme in ("smtp", "smtps") and not parts.hostname:
-            raise ValueError(f"{parts.scheme}:// needs a host, like {parts.scheme}://user:pw@mail.example.com:587")
-        if parts.scheme in ("smtp", "smtps") and parts.port == 0:
-            raise ValueError("the port must be from 1 to 65535")
-        if parts.scheme == "resend" and not parts.netloc:
-            raise ValueError("resend:// needs the API key, like resend://re_123")
+        _CHECK_MAIL_URL[parts.scheme](parts)
         if parts.scheme in ("file", "console") and base_url and not is_loopback(urlsplit(base_url).hostname):
             raise ValueError(f"{parts.scheme}: reaches nobody; set an smtp:// or resend:// provider for {base_url}")
         return value
@@ -219,6 +213,13 @@ class Settings(BaseModel):
             raise ValueError(f"memory:// counts in one process; {PREFIX}WEB_WORKERS above 1 needs redis://host:port")
         return value
 
+    @field_validator("resend_webhook_secret")
+    @classmethod
+    def _can_sign(cls, value: SecretStr | None) -> SecretStr | None:
+        if not all(_WEBHOOK_SECRET.fullmatch(secret) for secret in _listed(value)):
+            raise ValueError("must be base64 like whsec_MfKQ9r8G, or several of them with commas between")
+        return value
+
     @property
     def is_production(self) -> bool:
         return not is_loopback(urlsplit(self.base_url).hostname)
@@ -246,8 +247,11 @@ class Settings(BaseModel):
     def secret_keys(self) -> list[str]:
         """The signing key first, then those that are still accepted."""
         assert self.secret_key is not None, "load_settings() makes it"
-        fallbacks = self.secret_key_fallbacks.get_secret_value() if self.secret_key_fallbacks else ""
-        return [self.secret_key.get_secret_value(), *filter(None, (key.strip() for key in fallbacks.split(",")))]
+        return [self.secret_key.get_secret_value(), *_listed(self.secret_key_fallbacks)]
+
+    @property
+    def resend_webhook_secrets(self) -> tuple[str, ...]:
+        return _listed(self.resend_webhook_secret)
 
     @property
     def data_key_text(self) -> str:
@@ -358,3 +362,42 @@ def _split(url: str) -> SplitResult:
     except ValueError as error:
         raise ValueError("is not a well-formed URL (is the port a number from 1 to 65535?)") from error
     return parts
+
+
+def _listed(value: SecretStr | None) -> tuple[str, ...]:
+    listed = value.get_secret_value() if value else ""
+    return tuple(filter(None, (secret.strip() for secret in listed.split(","))))
+
+
+def _check_file(parts: SplitResult) -> None:
+    if parts.netloc or not parts.path:
+        raise ValueError("file: needs a folder, like file:instance/mail")
+
+
+def _check_smtp(parts: SplitResult) -> None:
+    if not parts.hostname:
+        raise ValueError(f"{parts.scheme}:// needs a host, like {parts.scheme}://user:pw@mail.example.com:587")
+    if parts.port == 0:
+        raise ValueError("the port must be from 1 to 65535")
+    if not unquote(parts.netloc.rpartition("@")[0]).isascii():
+        raise ValueError("user name and password must be plain ASCII: SMTP cannot carry anything else")
+
+
+def _check_resend(parts: SplitResult) -> None:
+    if not re.fullmatch(r"[!-~]+", unquote(parts.netloc)):
+        raise ValueError("resend:// needs the API key, like resend://re_123, in plain ASCII without a space")
+    for url in parse_qs(parts.query).get("endpoint", ()):
+        endpoint = _split(url)
+        is_safe = endpoint.scheme == "https" or (endpoint.scheme == "http" and is_loopback(endpoint.hostname))
+        if not (is_safe and endpoint.hostname and "@" not in endpoint.netloc and url.isascii() and url.isprintable()):
+            raise ValueError("the endpoint must begin with https:// (http:// on loopback alone), without a user name")
+
+
+# Each scheme that waitlist/mail/registry.py has a sender for, and what its URL must hold.
+_CHECK_MAIL_URL: dict[str, Callable[[SplitResult], None]] = {
+    "file": _check_file,
+    "console": lambda _parts: None,
+    "smtp": _check_smtp,
+    "smtps": _check_smtp,
+    "resend": _check_resend,
+}

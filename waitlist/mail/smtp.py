@@ -17,7 +17,6 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from waitlist.errors import SettingsError
 from waitlist.mail import deadline
 from waitlist.mail.base import Mail, scrub
 from waitlist.mail.deadline import Deadline, dial, reader_of
@@ -82,19 +81,15 @@ class Server:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Server:
-        """Raises SettingsError."""
         parts = urlsplit(settings.mail_url.get_secret_value())
-        user, password = unquote(parts.username or ""), unquote(parts.password or "")
-        if not (user + password).isascii():
-            raise SettingsError("WAITLIST_MAIL_URL: user name and password must be plain ASCII")
         host = parts.hostname or ""
         return cls(
             host=host,
             port=parts.port or DEFAULT_PORTS[parts.scheme],
             security=_security(parts.scheme, host),
             client_name=settings.mail_address.rpartition("@")[2],
-            user=user or None,
-            password=password,
+            user=unquote(parts.username or "") or None,
+            password=unquote(parts.password or ""),
         )
 
 
