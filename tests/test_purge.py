@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given
@@ -12,14 +15,15 @@ from hypothesis import strategies as st
 
 from tests.factories import START, FakeClock, FakeSender, make_list
 from tests.scenes import count, deliveries, drain, everything, join, refused, set_setting, subscriber, token_in
-from waitlist import confirmation, ledger, signup
+from waitlist import confirmation, ledger, people, signup
 from waitlist.model import ConfirmOutcome, Decision, Outcome, OutcomeKind
 from waitlist.purge import purge, purgeable
 from waitlist.services import Services
-from waitlist.store import run_query, run_transaction
+from waitlist.store import retention, run_query, run_transaction
 from waitlist.store.schema import delivery_events, email_deliveries, email_outbox, signup_requests, subscribers
 
 DAY = 86_400
+only_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 NOTHING = dict.fromkeys(
     (
         "idempotency keys released",
@@ -159,6 +163,36 @@ def test_person_with_a_live_link_or_an_open_mail_is_not_erased(
 
     assert subscriber(services, "live@example.com")
     assert deliveries(services, "open@example.com")[0].status == "queued"
+
+
+@only_postgresql
+def test_person_whom_a_resend_reaches_during_the_search_is_not_erased(
+    services: Services, clock: FakeClock, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search has its snapshot and not yet the row: it waits there for a lock that the test holds."""
+    join(services)
+    drain(services)
+    clock.advance(30 * DAY)
+    waits = sa.cast(sa.func.pg_advisory_xact_lock_shared(1), sa.Text).is_not(None)
+    monkeypatch.setattr(retention, "_LOCK_NEVER_CONFIRMED", retention._LOCK_NEVER_CONFIRMED.where(waits))
+    search = threading.Thread(target=purge, args=(services,))
+
+    with psycopg.connect(database_url, autocommit=True) as holder:
+        holder.execute("SELECT pg_advisory_lock(1)")
+        search.start()
+        wait_until_somebody_waits(holder)
+        people.resend(services, "person@example.com", reason="asked on the phone")
+    search.join()
+
+    assert [delivery.status for delivery in deliveries(services)] == ["sent", "queued"]
+
+
+def wait_until_somebody_waits(connection: psycopg.Connection[Any]) -> None:
+    give_up_at = time.monotonic() + 20
+    query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 1 AND NOT granted"
+    while connection.execute(query).fetchone() == (0,):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
 
 
 def test_ledger_row_of_an_open_mail_is_not_purged(services: Services, clock: FakeClock) -> None:

@@ -75,7 +75,16 @@ _has_live_mail = exists().where(
     ),
 )
 _NEVER_CONFIRMED = (
-    select(_s.id).where(_s.confirmed_at.is_(None), _s.consent_at <= _before, ~_has_live_mail).limit(_most)
+    select(_s.id)
+    .where(
+        _s.confirmed_at.is_(None),
+        _s.consent_at <= _before,
+        # A resend keeps the old consent_at. Where it commits between PostgreSQL's snapshot and the row lock, the second
+        # look sees the new subscriber and the old deliveries: this column alone tells of the mail.
+        sa.or_(_s.confirmation_rotated_at.is_(None), _s.confirmation_rotated_at <= _before),
+        ~_has_live_mail,
+    )
+    .limit(_most)
 )
 _LOCK_NEVER_CONFIRMED = _NEVER_CONFIRMED.with_for_update(skip_locked=True)
 # By list and address, both found on an index, not by subscriber alone: a row that was written while nobody stood there
