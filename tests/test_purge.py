@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -231,6 +232,20 @@ def test_batches_are_bounded_and_together_remove_everything(services: Services, 
 
     assert purge(services, batch=10)["people who never confirmed"] == 25
     assert purge(services, longest_seconds=0) == NOTHING
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_purge_of_nothing_still_takes_blanked_tokens_out_of_the_log(services: Services, sender: FakeSender) -> None:
+    """Promise 8: a worker that follows empties the log by no other way."""
+    join(services)
+    drain(services)
+    token = token_in(sender.mails[0]).encode()
+    path = Path(str(services.store.url.database))
+    assert any(token in file.read_bytes() for file in path.parent.glob(f"{path.name}*"))
+
+    assert purge(services) == NOTHING
+
+    assert not any(token in file.read_bytes() for file in path.parent.glob(f"{path.name}*"))
 
 
 def test_late_replay_after_erasure_brings_nobody_back(services: Services, clock: FakeClock) -> None:

@@ -19,7 +19,7 @@ from tests.factories import START, FakeClock
 from tests.processes import CONTEXT, end, run_at_once, start
 from waitlist.errors import Restart, SchemaMismatch, StorageBusy, StorageUnavailable
 from waitlist.store import Store, Transaction, run_query, run_transaction
-from waitlist.store.engine import MOST_RERUNS, SQLITE_CORRUPTION_RANGE, sqlite_module
+from waitlist.store.engine import LOCK_WAIT_SECONDS, MOST_RERUNS, SQLITE_CORRUPTION_RANGE, sqlite_module
 from waitlist.store.migrate import upgrade
 
 COUNT_UP = sa.text("UPDATE counters SET value = value + 1 WHERE id = :id")
@@ -611,6 +611,49 @@ def test_blanked_text_is_in_no_file_after_the_log_is_emptied(counters: Store) ->
     counters.database.forget_old_pages()
 
     assert not any(secret.encode() in file.read_bytes() for file in path.parent.glob("waitlist.sqlite3*"))
+
+
+@pytest.fixture
+def reader(counters: Store) -> Iterator[sa.Connection]:
+    """Holds the state before the last commit, as a long export would, until closed."""
+    with counters.database.read_engine.connect() as connection:
+        connection.execute(VALUE, {"id": 1})
+        run_transaction(counters, count_up)
+        yield connection
+
+
+@only_sqlite
+def test_emptying_the_log_keeps_no_writer_waiting_for_a_reader(counters: Store, reader: sa.Connection) -> None:
+    begin = time.monotonic()
+
+    counters.forget_old_pages()
+
+    assert time.monotonic() - begin < LOCK_WAIT_SECONDS / 2
+    assert log_size(counters) > 0, "the reader needs it"
+    reader.close()
+    counters.forget_old_pages()
+    assert log_size(counters) == 0
+
+
+@only_sqlite
+def test_emptying_the_log_leaves_the_lock_wait_as_it_was(counters: Store, reader: sa.Connection) -> None:
+    counters.forget_old_pages()
+
+    found = run_transaction(counters, lambda tx: tx.execute(sa.text("PRAGMA busy_timeout")).scalar_one())
+
+    assert found == LOCK_WAIT_SECONDS * 1000
+
+
+@only_sqlite
+def test_emptying_an_empty_log_takes_no_turn(counters: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters.forget_old_pages()
+    monkeypatch.setattr(counters.database, "_empty_log", lambda: pytest.fail("somebody may wait behind this"))
+
+    counters.forget_old_pages()
+
+
+def log_size(store: Store) -> int:
+    return Path(f"{store.url.database}-wal").stat().st_size
 
 
 def test_version_names_the_database(store: Store) -> None:

@@ -39,6 +39,9 @@ MOST_RERUNS: Final = 3
 POLL_SECONDS: Final = 0.1
 # WAL-reset corruption: https://www.sqlite.org/wal.html, fixed in 3.51.3.
 SQLITE_CORRUPTION_RANGE: Final = ((3, 7, 0), (3, 51, 2))
+# A reader is done in milliseconds; one that is not may be an export, for which the next call need not wait either.
+CHECKPOINT_TRIES: Final = 5
+CHECKPOINT_PAUSE_SECONDS: Final = 0.02
 NOTIFY_CHANNEL: Final = "waitlist_outbox"
 # https://www.postgresql.org/docs/current/errcodes-appendix.html
 LOCK_NOT_AVAILABLE: Final = "55P03"
@@ -427,11 +430,33 @@ class SQLite:
 
     def forget_old_pages(self) -> None:
         """Write the WAL back and empty it, so that blanked tokens do not live on in old frames."""
+        for _ in range(CHECKPOINT_TRIES):
+            if self._is_log_empty() or self._empty_log():
+                return
+            time.sleep(CHECKPOINT_PAUSE_SECONDS)
+
+    def _is_log_empty(self) -> bool:
+        """Nothing was written since it was last emptied; a checkpoint would keep a visitor waiting for nothing."""
+        try:
+            return self.path.with_name(f"{self.path.name}-wal").stat().st_size == 0
+        except OSError:
+            return True
+
+    def _empty_log(self) -> bool:
+        """False if a reader or a full disk is in the way. Waits for its turn, but in it for nobody: every writer waits
+        behind it.
+        """
         try:
             with self.queue.turn(), self.write_engine.connect() as connection:
-                connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                cursor = connection.connection.cursor()
+                cursor.execute("PRAGMA busy_timeout=0")
+                try:
+                    ((is_busy, *_),) = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                finally:
+                    cursor.execute(f"PRAGMA busy_timeout={int(self._lock_wait * 1000)}")
         except (StorageBusy, DBAPIError, sqlite_module().Error):
-            pass  # a reader or a full disk is in the way; the next call meets it again
+            return False
+        return not is_busy
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
