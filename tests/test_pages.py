@@ -19,6 +19,8 @@ from waitlist.errors import SchemaMismatch, StorageBusy, StorageUnavailable
 from waitlist.model import ListState, SubscriberStatus
 from waitlist.services import Services
 from waitlist.settings import Settings
+from waitlist.store import migrate
+from waitlist.store.migrate import newest_revision
 from waitlist.store.schema import delivery_events
 from waitlist.tokens import LinkPurpose, sign_link
 
@@ -476,7 +478,22 @@ class TestProbes:
         response = client.get("/readyz")
 
         assert response.status_code == 200
-        assert response.get_json()["is_ready"] is True
+        assert response.get_json() == {
+            "is_ready": True,
+            "problems": [],
+            "schema_version": newest_revision(),
+            "oldest_due_seconds": None,
+            "systemic_fault": None,
+        }
+
+    def test_asking_again_and_again_imports_no_migration_anew(
+        self, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Anybody may ask, as often as they like."""
+        client.get("/readyz")
+        monkeypatch.setattr(migrate, "_scripts", lambda: pytest.fail("the migrations were imported"))
+
+        assert client.get("/readyz").status_code == 200
 
     def test_not_ready_when_it_is_not(self, client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
         from waitlist import ledger as reading

@@ -25,7 +25,7 @@ from waitlist.services import Services
 from waitlist.settings import Settings
 from waitlist.store import Transaction, run_query
 from waitlist.store.deliveries import get_deliveries, get_delivery
-from waitlist.store.migrate import check_schema
+from waitlist.store.migrate import check_schema, newest_revision
 from waitlist.store.reports import (
     DecisionCount,
     Event,
@@ -107,6 +107,8 @@ class Readiness:
 
     is_ready: bool
     problems: tuple[str, ...]
+    # None: it cannot be read, or is not the one that this version needs.
+    schema_version: str | None = None
     oldest_due_seconds: int | None = None
     systemic_fault: str | None = None
 
@@ -258,7 +260,7 @@ def explain(services: Services, email: str) -> Explanation:
 def _readiness(tx: Transaction) -> Readiness:
     fault = systemic_fault(tx)
     problems = (f"mail is held up: {fault}",) if fault else ()
-    return Readiness(True, problems, _oldest_due_seconds(tx), fault)
+    return Readiness(True, problems, newest_revision(), _oldest_due_seconds(tx), fault)
 
 
 def _oldest_due_seconds(tx: Transaction) -> int | None:

@@ -5,7 +5,6 @@ The signature over the raw body is the authority, so there is no cookie, no CSRF
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Any, Final
 
 import structlog
@@ -20,23 +19,15 @@ from waitlist.mail.base import ParsedEvents
 from waitlist.mail.registry import find_webhook
 from waitlist.services import Services
 from waitlist.web.current import services
+from waitlist.web.problems import BUSY_SECONDS, problem_response
 
 log: Any = structlog.get_logger("waitlist.webhooks")
 
 # A diagnostic may hold a mail server's whole dialogue, about a megabyte; a batch of 1,000 events is about as large.
 MOST_BODY_BYTES: Final = 2 * 1024 * 1024
-# A write waits five seconds for its turn before it gives up, so the next try should be a little later.
-BUSY_SECONDS: Final = 10
 
 # As the API names them (docs/api.md), where it has the same.
-_CODES: Final = {
-    400: "body_unreadable",
-    401: "signature_invalid",
-    404: "not_found",
-    405: "method_not_allowed",
-    413: "body_too_large",
-    503: "storage_busy",
-}
+_CODES: Final = {400: "body_unreadable", 401: "signature_invalid", 404: "not_found", 413: "body_too_large"}
 
 webhooks: Final = Blueprint("webhooks", __name__)
 
@@ -75,25 +66,15 @@ def _record(provider: str, parsed: ParsedEvents, message_id: str) -> dict[str, i
 
 
 @webhooks.errorhandler(HTTPException)
-def _refuse(error: HTTPException) -> ResponseReturnValue:
-    return _problem(error.code or 500)
+def _refuse(error: HTTPException) -> Response:
+    """No detail: a stranger who tries signatures learns nothing from it."""
+    status = error.code or 500
+    return problem_response(status, _CODES.get(status, "bad_request" if status < 500 else "internal_error"))
 
 
 @webhooks.errorhandler(StorageBusy)
 @webhooks.errorhandler(SchemaMismatch)
-def _ask_again(error: StorageBusy | SchemaMismatch) -> ResponseReturnValue:
+def _ask_again(error: StorageBusy | SchemaMismatch) -> Response:
     """The provider delivers what was not answered with 2xx again."""
     log.error("not available", error=type(error).__name__, reason=str(error))
-    response = _problem(503)
-    response.headers["Retry-After"] = str(BUSY_SECONDS)
-    return response
-
-
-def _problem(status: int) -> Response:
-    """RFC 9457. No detail: a stranger who tries signatures learns nothing from it."""
-    code = _CODES.get(status, "bad_request" if status < 500 else "internal_error")
-    title = HTTPStatus(status).phrase
-    response = jsonify(type="about:blank", title=title, status=status, code=code, retryable=status == 503)
-    response.status_code = status
-    response.mimetype = "application/problem+json"
-    return response
+    return problem_response(503, "storage_busy", retryable=True, headers={"Retry-After": str(BUSY_SECONDS)})

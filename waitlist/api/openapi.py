@@ -15,9 +15,10 @@ from waitlist.api.models import (
     ProblemDocument,
     SignupStatus,
 )
-from waitlist.api.problems import KINDS, MEDIA_TYPE
+from waitlist.api.problems import KINDS
 from waitlist.api.reading import KEY_HEADER, KEY_PATTERN
 from waitlist.version import __version__
+from waitlist.web.problems import MEDIA_TYPE
 
 _REF: Final = "#/components/schemas/{model}"
 _MODELS: Final[tuple[type[BaseModel], ...]] = (NewSignup, AcceptedSignup, SignupStatus, ProblemDocument)

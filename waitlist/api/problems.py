@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any, Final
 
 import structlog
@@ -17,15 +16,13 @@ from flask_limiter import RateLimitExceeded
 from werkzeug.exceptions import HTTPException
 
 from waitlist.errors import KeyReused, OperationInProgress, SchemaMismatch, StorageBusy, UnknownConsent, UnknownList
-from waitlist.idempotency import LIST_CLOSED_PROBLEM, canonical_json
+from waitlist.idempotency import LIST_CLOSED_PROBLEM
+from waitlist.web.problems import BUSY_SECONDS, problem_response
 from waitlist.web.security import seconds_until_allowed
 
 log: Any = structlog.get_logger("waitlist.api")
 
 PREFIX: Final = "/api/"
-MEDIA_TYPE: Final = "application/problem+json"
-# A write waits five seconds for its turn before it gives up, so the next try should be a little later.
-BUSY_SECONDS: Final = 10
 # The twin has worked for longer than a lock wait; it ends, or is undone, soon.
 IN_PROGRESS_SECONDS: Final = 2
 
@@ -107,17 +104,10 @@ def answer_errors_of(api: Blueprint) -> None:
 def answer(problem: Problem) -> Response:
     kind = KINDS[problem.code]
     g.problem_code = problem.code
-    body: dict[str, object] = {
-        "type": "about:blank",
-        "title": HTTPStatus(kind.status).phrase,
-        "status": kind.status,
-        "code": problem.code,
-        "detail": kind.detail,
-        "retryable": kind.retryable,
-    }
+    members: dict[str, object] = {"detail": kind.detail}
     if problem.errors:
-        body["errors"] = [{"pointer": pointer, "detail": detail} for pointer, detail in problem.errors]
-    return Response(canonical_json(body), kind.status, problem.headers, mimetype=MEDIA_TYPE)
+        members["errors"] = [{"pointer": pointer, "detail": detail} for pointer, detail in problem.errors]
+    return problem_response(kind.status, problem.code, retryable=kind.retryable, headers=problem.headers, **members)
 
 
 def from_http(error: HTTPException) -> Response:

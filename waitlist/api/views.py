@@ -12,11 +12,12 @@ from waitlist import ledger, signup, waitlists
 from waitlist.api.access import authenticate
 from waitlist.api.models import ID_PATTERN, NewSignup, SignupStatus
 from waitlist.api.openapi import document
-from waitlist.api.problems import MEDIA_TYPE, Problem, answer_errors_of
+from waitlist.api.problems import Problem, answer_errors_of
 from waitlist.api.reading import read_json, read_key, validate
 from waitlist.idempotency import canonical_json
 from waitlist.model import Answer
 from waitlist.web.current import services
+from waitlist.web.problems import MEDIA_TYPE
 from waitlist.web.security import refuse_foreign_host
 
 api: Final = Blueprint("api", __name__, url_prefix="/api/v1")

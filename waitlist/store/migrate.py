@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from alembic.config import Config
@@ -17,6 +18,7 @@ from waitlist.store.schema import metadata
 _FOLDER = Path(__file__).parent / "migrations"
 
 
+@cache  # finding out imports every migration, and /readyz asks at each call
 def newest_revision() -> str:
     return str(_scripts().get_current_head())
 

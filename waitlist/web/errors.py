@@ -16,13 +16,12 @@ from waitlist import messages
 from waitlist.errors import SchemaMismatch, StorageBusy, UnknownList
 from waitlist.web.forms import SignupForm
 from waitlist.web.htmx import render
+from waitlist.web.problems import BUSY_SECONDS
 from waitlist.web.security import seconds_until_allowed
 from waitlist.words import duration_in_words
 
 log: Any = structlog.get_logger()
 
-# A write waits five seconds for its turn before it gives up, so the next try should be a little later.
-BUSY_SECONDS: Final = 10
 MINUTE_SECONDS: Final = 60
 
 OptionalExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
