@@ -669,6 +669,19 @@ class TestAccess:
         assert client.last_used_at == START + 100
         assert shop.token not in repr(everything(services))
 
+    def test_machine_with_a_clock_ahead_writes_no_last_use_at_every_request(
+        self, services: Services, shop: Program, clock: FakeClock
+    ) -> None:
+        ahead = replace(services, clock=lambda: clock.now + 3600)
+        clients.authenticate(ahead, shop.token)
+        clock.advance(clients.LAST_USE_SECONDS - 1)
+        clients.authenticate(ahead, shop.token)
+        assert clients.find_all(services)[0].last_used_at == START
+
+        clock.advance(1)
+        clients.authenticate(ahead, shop.token)
+        assert clients.find_all(services)[0].last_used_at == START + clients.LAST_USE_SECONDS
+
 
 class TestLimits:
     @pytest.fixture
