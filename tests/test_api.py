@@ -20,7 +20,7 @@ from tests.processes import run_at_once
 from tests.programs import SIGNUPS, Program, new_key, problem
 from tests.scenes import (
     EMAIL,
-    assert_coupled,
+    assert_sound,
     count,
     deliveries,
     drain,
@@ -116,7 +116,7 @@ class TestKey:
         assert len({body for status, _, body in answers if status == 202}) == 1
         assert rows(services) == {name: number + PROCESSES for name, number in ONE_OF_EACH.items()}
         assert len(deliveries(services)) == 1
-        assert_coupled(services)
+        assert_sound(services)
 
     def test_key_reused_with_a_changed_email_is_a_fingerprint_mismatch(self, services: Services, shop: Program) -> None:
         first = shop.sign_up()
@@ -876,7 +876,7 @@ class TestBusy:
 
     @POSTGRESQL
     def test_repeatable_read_would_turn_a_replay_into_a_failure(self, services: Services, shop: Program) -> None:
-        """Why transactions run READ COMMITTED: the twin that waited could not read the row that it met."""
+        """Why write transactions run READ COMMITTED: the twin that waited could not read the row that it met."""
         url = services.settings.database_url.get_secret_value()
         with psycopg.connect(url) as twin:
             twin.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ

@@ -7,7 +7,7 @@ import pytest
 from tests.factories import FakeClock, FakeSender, make_list
 from tests.processes import run_at_once
 from tests.scenes import (
-    assert_coupled,
+    assert_sound,
     deliveries,
     drain,
     erase,
@@ -225,7 +225,7 @@ def test_unsubscribing_cancels_the_queued_mail_and_ends_the_cooldown(
     assert (person.status, person.confirmation_rotated_at) == (SubscriberStatus.UNSUBSCRIBED, None)
     assert statuses(services) == [DeliveryStatus.SENT, DeliveryStatus.SUPERSEDED]
     assert len(sender.mails) == 1
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def test_links_serve_their_own_purpose_only(services: Services, token: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.factories import START, FakeClock, FakeSender, make_list
 from tests.processes import run_at_once
 from tests.scenes import (
-    assert_coupled,
+    assert_sound,
     count,
     deliveries,
     drain,
@@ -59,7 +59,7 @@ def test_concurrent_first_submissions_still_produce_one_subscriber(
     assert len(deliveries(services)) == 1
     assert [mail.recipient for mail in sender.mails].count("person@example.com") == 1
     assert count(services, signup_requests) == 4 * PROCESSES, "each answer stands on its own durable row"
-    assert_coupled(services)
+    assert_sound(services)
 
 
 @pytest.mark.parametrize("waited", [1, COOLDOWN])
@@ -82,7 +82,7 @@ def test_concurrent_retries_after_failure_send_only_one_new_email(
     to_person = [mail for mail in sender.mails if mail.recipient == "person@example.com"]
     assert len(to_person) == 2
     assert confirmation.confirm(services, token_in(to_person[-1])).outcome is ConfirmOutcome.CONFIRMED_NOW
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def test_concurrent_submissions_after_the_cooldown_send_only_one_new_email(
@@ -98,7 +98,7 @@ def test_concurrent_submissions_after_the_cooldown_send_only_one_new_email(
     to_person = [mail for mail in sender.mails if mail.recipient == "person@example.com"]
     assert len(to_person) == 1
     assert subscriber(services).confirmation_token_hash == deliveries(services)[-1].token_hash
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def submit_while_drained(wait: Any, number: int, settings: Settings, rounds: int) -> int:
@@ -128,7 +128,7 @@ def test_submissions_against_workers_never_break_the_coupling(
     sent = run_at_once(4, submit_while_drained, settings, 30)
     clock.advance(100 * COOLDOWN)
 
-    assert_coupled(services)
+    assert_sound(services)
     mails = [delivery for delivery in deliveries(services) if delivery.first_dispatch_at is not None]
     assert sum(sent) == len(mails), "each dispatched delivery was handed over exactly once"
     assert sum(sent) <= settings.mails_per_address_per_day + 1

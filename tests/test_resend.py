@@ -16,7 +16,7 @@ import trustme
 
 from tests.factories import FakeClock, make_list
 from tests.resend_emulator import API_KEY, Answer, Fault, Raw, ResendEmulator, Reset, Silence, Slow
-from tests.scenes import assert_coupled, deliveries, drain, join, services_at, set_setting, statuses
+from tests.scenes import assert_sound, deliveries, drain, join, services_at, set_setting, statuses
 from tests.test_message import make_mail
 from waitlist import waitlists
 from waitlist.mail.base import Mail
@@ -359,7 +359,7 @@ def test_doubt_is_asked_again_with_the_same_key_and_bytes_and_accepted_once(
     assert resend.accepted_by_key == {delivery.id: 1}
     assert {key: len(bodies) for key, bodies in resend.bodies_by_key.items()} == {delivery.id: 1}
     assert len(resend.requests) == delivery.attempts == 3
-    assert_coupled(keyed)
+    assert_sound(keyed)
 
 
 def test_list_renamed_between_two_tries_sends_the_frozen_bytes(
@@ -407,7 +407,7 @@ def test_mail_is_not_sent_again_once_its_key_may_be_forgotten(
     (delivery,) = deliveries(services)
     assert (delivery.status, delivery.error_code) == (DeliveryStatus.FAILED, "in_doubt")
     assert len(resend.accepted) == 1
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def test_rate_limit_pauses_everybody_and_marks_nobody(keyed: Services, resend: ResendEmulator) -> None:
@@ -443,4 +443,4 @@ def test_two_workers_that_share_a_mail_by_mistake_send_it_once(
     (delivery,) = deliveries(keyed)
     assert delivery.status is DeliveryStatus.SENT
     assert resend.accepted_by_key == {delivery.id: 1}
-    assert_coupled(keyed)
+    assert_sound(keyed)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.factories import FakeClock, FakeSender, make_list
-from tests.scenes import assert_coupled, count, deliveries, drain, everything, join, refused, subscriber
+from tests.scenes import assert_sound, count, deliveries, drain, everything, join, refused, subscriber
 from waitlist import signup
 from waitlist.errors import Restart, StorageBusy
 from waitlist.model import Decision
@@ -53,7 +53,7 @@ def test_rerun_body_does_the_same_as_one_that_ran_once(
     assert (count(services, subscribers), count(services, email_deliveries)) == (1, 1)
     assert count(services, signup_requests) == 1
     assert len(sender.mails) == 1
-    assert_coupled(services)
+    assert_sound(services)
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -70,7 +70,7 @@ def test_rerun_retry_claims_the_failure_once(
     first, second = deliveries(services)
     assert answer.decision is Decision.RETRY_QUEUED
     assert second.retry_of_delivery_id == first.id
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def test_body_that_never_gets_through_leaves_nothing_and_says_busy(

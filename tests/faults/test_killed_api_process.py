@@ -10,7 +10,7 @@ from flask import Flask
 from tests.factories import FakeClock, FakeSender, make_list
 from tests.processes import after, kill_myself, start
 from tests.programs import Program
-from tests.scenes import assert_coupled, count, drain, ledger
+from tests.scenes import assert_sound, count, drain, ledger
 from waitlist import create_app, signup
 from waitlist.services import Services
 from waitlist.settings import Settings
@@ -48,7 +48,7 @@ def test_retry_after_a_killed_server_ends_in_one_202_and_one_mail(
     assert process.exitcode == -signal.SIGKILL
     for table in (subscribers, email_deliveries, email_outbox, signup_requests):
         assert count(services, table) == int(stands), table.name
-    assert_coupled(services)
+    assert_sound(services)
 
     retry = shop.sign_up()
     drain(services)

@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 from tests.factories import FakeClock, FakeSender, make_list
 from tests.pages import Visitor
 from tests.processes import CONTEXT, after, kill_myself
-from tests.scenes import assert_coupled, count, drain, ledger
+from tests.scenes import assert_sound, count, drain, ledger
 from waitlist import create_app, signup
 from waitlist.services import Services
 from waitlist.settings import Settings
@@ -49,7 +49,7 @@ def test_killed_web_process_leaves_all_of_a_submission_or_nothing(
     assert process.exitcode == -signal.SIGKILL
     for table in (subscribers, email_deliveries, email_outbox, signup_requests):
         assert count(services, table) == int(stands), table.name
-    assert_coupled(services)
+    assert_sound(services)
 
     again = Visitor(client).sign_up()
     drain(services)

@@ -29,7 +29,7 @@ from tests.pages import Visitor
 from tests.processes import start
 from tests.scenes import (
     EMAIL,
-    assert_coupled,
+    assert_sound,
     deliveries,
     join,
     outbox_rows,
@@ -109,7 +109,7 @@ def drain_until_killed(settings: Settings, point_name: str) -> None:
 
 def assert_comes_right(site: Services, mailbox: SmtpServer, *, expected: int) -> None:
     """Nothing moves before the lease is over; then all of it does, in one drain, and for good."""
-    assert_coupled(site)
+    assert_sound(site)
     only_claimed = [row.status == "leased" for row in outbox_rows(site)]
     arrived = len(mailbox.messages)
     assert drain_here(site).attempts == 0
@@ -122,7 +122,7 @@ def assert_comes_right(site: Services, mailbox: SmtpServer, *, expected: int) ->
         assert_copies_are_identical(mailbox)
         assert {row.status for row in outbox_rows(heir)} == {"sent"}
         assert [row.claims == 1 for row in outbox_rows(heir)] == only_claimed
-        assert_coupled(heir)
+        assert_sound(heir)
         assert_newest_links_are_live(heir, mailbox)
 
 

@@ -17,7 +17,7 @@ from tests.faults.workers import (
     fork_drain,
     run,
 )
-from tests.scenes import a_worker, assert_coupled, join, outbox_rows
+from tests.scenes import a_worker, assert_sound, join, outbox_rows
 from tests.smtp_server import Session, SmtpServer
 from waitlist import outbox
 from waitlist.services import Services
@@ -72,7 +72,7 @@ def test_each_mail_leaves_once_though_a_worker_is_killed_every_second(
         assert count == 1 or (count == 2 and message_id in doubted), message_id
     assert_copies_are_identical(mailbox)
     assert longest_overdue <= 10
-    assert_coupled(site)
+    assert_sound(site)
 
 
 def end(process: Any) -> int | None:
@@ -141,7 +141,7 @@ def test_two_drains_at_once_hand_each_row_over_once_and_both_end(site: Services,
     assert [process.exitcode for process in processes] == [0, 0]
     assert sorted(mailbox.counts.values()) == [1] * 60
     assert {row.attempts for row in outbox_rows(site)} == {1}
-    assert_coupled(site)
+    assert_sound(site)
 
 
 def test_connections_of_one_worker_share_the_queue(site: Services, mailbox: SmtpServer) -> None:
@@ -161,4 +161,4 @@ def test_connections_of_one_worker_share_the_queue(site: Services, mailbox: Smtp
     assert ended.code == 0, ended.errors
     assert len({mail.connection for mail in mailbox.messages}) == 2
     assert sorted(mailbox.counts.values()) == [1] * 20
-    assert_coupled(site)
+    assert_sound(site)

@@ -33,7 +33,7 @@ from tests.faults.workers import (
 from tests.scenes import (
     EMAIL,
     a_worker,
-    assert_coupled,
+    assert_sound,
     deliveries,
     join,
     outbox_rows,
@@ -97,7 +97,7 @@ def test_connection_refused_for_an_hour_marks_nobody_and_the_queue_drains_when_i
         assert copies(back) == {person: [1] for person in sorted(people)}
         assert ledger.outbox_report(refused).systemic_fault is None
         assert ledger.outbox_report(refused).needs_person == ()
-        assert_coupled(refused)
+        assert_sound(refused)
         assert_newest_links_are_live(refused, back)
 
 

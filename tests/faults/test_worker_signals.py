@@ -20,7 +20,7 @@ from tests.faults.workers import (
     later,
     wait_until,
 )
-from tests.scenes import assert_coupled, join, outbox_rows
+from tests.scenes import assert_sound, join, outbox_rows
 from tests.smtp_server import Hang, SmtpServer
 from waitlist.cli.mail import EXIT_INTERRUPTED
 from waitlist.services import Services
@@ -58,7 +58,7 @@ def test_signal_in_a_slow_send_finishes_that_mail_and_releases_the_rest(
     ]
     drain_here(site)
     assert copies(mailbox) == {person: [1] for person in PEOPLE}
-    assert_coupled(site)
+    assert_sound(site)
     assert_newest_links_are_live(site, mailbox)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from flask import Flask
 
-from waitlist.cli import clients, lists, mail, people, system
+from waitlist.cli import clients, data, lists, mail, people, system
 
 COMMANDS = (
     system.up,
@@ -30,6 +30,10 @@ COMMANDS = (
     people.suppress,
     people.unsuppress,
     people.stats,
+    data.export_subscribers,
+    data.erase_subscriber,
+    data.backup,
+    data.check_integrity,
 )
 
 

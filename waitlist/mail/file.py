@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from waitlist.files import sync
 from waitlist.mail.base import Mail
 from waitlist.mail.message import message_bytes
 from waitlist.model import Outcome, OutcomeKind
@@ -74,15 +75,7 @@ def _write_durably(folder: Path, name: str, content: bytes) -> None:
     except BaseException:
         os.unlink(draft)
         raise
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(folder)
 
 
 def _fault(error: OSError) -> Outcome:

@@ -133,6 +133,10 @@ class Database(Protocol):
 
     def forget_old_pages(self) -> None: ...
 
+    def copy_to(self, path: Path) -> None: ...
+
+    def find_damage(self) -> list[str]: ...
+
     def is_rerunnable(self, error: DBAPIError) -> bool: ...
 
     def translate(self, error: Exception) -> Exception: ...
@@ -217,6 +221,25 @@ class Store:
         """Let no blanked token live on in the database's log. Does what it can; a later call does the rest."""
         self.database.forget_old_pages()
 
+    def copy_to(self, path: Path) -> None:
+        """Write the embedded database, as it stands at one moment, to a new file; writers go on meanwhile."""
+        with self._translated():
+            self.database.copy_to(path)
+
+    def find_damage(self) -> list[str]:
+        """What the embedded database finds wrong in its own file, in its words; a server looks after its own."""
+        with self._translated():
+            return self.database.find_damage()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if (translated := self.database.translate(error)) is error:
+                raise
+            raise translated from error
+
     def close(self) -> None:
         self.database.read_engine.dispose()
         self.database.write_engine.dispose()
@@ -233,7 +256,7 @@ def run_transaction(store: Store, body: Callable[[Transaction], T]) -> T:
 
 
 def run_query(store: Store, body: Callable[[Transaction], T]) -> T:
-    """Read one consistent state; on SQLite without waiting for any writer. Raises as run_transaction does."""
+    """Read one consistent state, without waiting for any writer. Raises as run_transaction does."""
     return _run(store, store.read, body)
 
 
@@ -458,6 +481,24 @@ class SQLite:
             return False
         return not is_busy
 
+    def copy_to(self, path: Path) -> None:
+        create_private_file(path)
+        with self.read_engine.connect() as connection:
+            cursor = connection.connection.cursor()
+            cursor.execute("PRAGMA query_only=OFF")  # it would refuse the other file, too
+            cursor.execute("VACUUM INTO ?", (str(path),))
+            connection.invalidate()
+
+    def find_damage(self) -> list[str]:
+        with self.read_engine.connect() as connection:
+            cursor = connection.connection.cursor()
+            found = [
+                row
+                for pragma in ("integrity_check", "foreign_key_check")
+                for row in cursor.execute(f"PRAGMA {pragma}").fetchall()
+            ]
+        return [" ".join(map(str, row)) for row in found if row != ("ok",)]
+
 
 def _identity(path: Path) -> tuple[int, int] | None:
     """Which file lies at `path`; None: none."""
@@ -478,8 +519,9 @@ def create_private_file(path: Path) -> None:
 
 
 class PostgreSQL:
-    """READ COMMITTED: under REPEATABLE READ the twin of a key would not see the row it conflicts with, so a replay
-    would end as a serialisation failure instead of an answer.
+    """Writes READ COMMITTED: under REPEATABLE READ the twin of a key would not see the row it conflicts with, so a
+    replay would end as a serialisation failure instead of an answer. A read meets no twin, and has one snapshot for
+    all of its statements only under REPEATABLE READ: two counts of one report must not contradict each other.
     """
 
     name = "postgresql"
@@ -496,7 +538,7 @@ class PostgreSQL:
             f"-c lock_timeout={int(lock_wait * 1000)} -c statement_timeout={STATEMENT_WAIT_SECONDS * 1000}"
             f" -c idle_in_transaction_session_timeout={STATEMENT_WAIT_SECONDS * 1000} -c synchronous_commit=on"
         )
-        self.write_engine = self.read_engine = sa.create_engine(
+        self.write_engine = sa.create_engine(
             url.set(drivername="postgresql+psycopg"),
             isolation_level="READ COMMITTED",
             connect_args={
@@ -509,6 +551,10 @@ class PostgreSQL:
             pool_size=5,
             max_overflow=60,
             pool_timeout=lock_wait,
+        )
+        # The same pool: the driver says both in the BEGIN that it sends anyway.
+        self.read_engine = self.write_engine.execution_options(
+            isolation_level="REPEATABLE READ", postgresql_readonly=True
         )
 
     def exists(self) -> bool:
@@ -536,6 +582,12 @@ class PostgreSQL:
 
     def forget_old_pages(self) -> None:
         pass  # the server overwrites its log by itself, and no other program reads it
+
+    def copy_to(self, path: Path) -> None:
+        raise NotImplementedError("PostgreSQL has its own tools for that")
+
+    def find_damage(self) -> list[str]:
+        return []
 
     def is_rerunnable(self, error: DBAPIError) -> bool:
         return _sqlstate(error) in self.RERUN

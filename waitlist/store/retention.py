@@ -13,6 +13,7 @@ from sqlalchemy import bindparam, exists, func, select
 
 from waitlist.model import OPEN_DELIVERY, DeliveryStatus
 from waitlist.store.engine import Transaction
+from waitlist.store.erasure import erase_subscribers
 from waitlist.store.schema import (
     delivery_events,
     email_deliveries,
@@ -99,7 +100,6 @@ _FORGET = (
     )
     .values(email_hmac=None, subscriber_id=None)
 )
-_ERASE = sa.delete(subscribers).where(_s.id.in_(bindparam("ids", expanding=True)))
 
 
 def release_keys(tx: Transaction, before: int, most: int) -> int:
@@ -130,7 +130,7 @@ def erase_never_confirmed(tx: Transaction, before: int, most: int) -> int:
     ids = list(tx.execute(_LOCK_NEVER_CONFIRMED, {"before": before, "most": most, "now": tx.now}).scalars())
     if ids:
         forget_in_ledger(tx, ids)
-        tx.execute(_ERASE, {"ids": ids})
+        erase_subscribers(tx, ids)
     return len(ids)
 
 
