@@ -553,7 +553,7 @@ class PostgreSQL:
             pool_timeout=lock_wait,
         )
         # The same pool: the driver says both in the BEGIN that it sends anyway.
-        self.read_engine = self.write_engine.execution_options(
+        self.read_engine: sa.Engine = self.write_engine.execution_options(
             isolation_level="REPEATABLE READ", postgresql_readonly=True
         )
 
