@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from tests.factories import FakeClock, FakeSender, make_list
 from tests.faults.workers import changed, run
-from tests.scenes import EMAIL, deliveries, drain, everything, join, outbox_rows, refused, statuses, token_in
+from tests.scenes import EMAIL, begin, deliveries, drain, everything, join, outbox_rows, refused, statuses, token_in
 from tests.smtp_server import SmtpServer
 from waitlist import confirmation, outbox, people
 from waitlist.errors import StorageUnavailable
@@ -225,7 +225,7 @@ def test_outbox_status_counts_every_state(app: Flask, services: Services, sender
     for number in range(3):
         join(services, f"late{number}@example.com")
     rows = outbox.claim(services, "other", 2)
-    run_transaction(services.store, lambda tx: outbox.begin_dispatch(tx, services.settings, "fake", rows[0]))
+    begin(services, rows[0])
     clock.advance(2)
 
     result = flask(app, "outbox-status", "--json")
@@ -368,7 +368,7 @@ def suppressed(services: Services) -> None:
 def on_the_wire(services: Services) -> None:
     join(services)
     (row,) = outbox.claim(services, "one", 1)
-    run_transaction(services.store, lambda tx: outbox.begin_dispatch(tx, services.settings, "fake", row))
+    begin(services, row)
 
 
 @pytest.mark.parametrize(

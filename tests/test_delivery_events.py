@@ -17,8 +17,8 @@ from tests.factories import FakeClock, FakeSender, make_list
 from tests.processes import run_at_once
 from tests.scenes import (
     EMAIL,
-    a_worker,
     assert_coupled,
+    begin,
     count,
     deliveries,
     drain,
@@ -333,9 +333,8 @@ def test_parked_event_is_applied_as_soon_as_its_send_is_recorded(services: Servi
     """Not only by the next drain."""
     report(services, EventType.DELIVERED)
     join(services)
-    worker = a_worker(services)
 
-    outbox.send_batch(worker, outbox.claim(services, "one", 1))
+    drain(services)
 
     assert statuses(services) == [DeliveryStatus.DELIVERED]
 
@@ -343,7 +342,7 @@ def test_parked_event_is_applied_as_soon_as_its_send_is_recorded(services: Servi
 def test_drain_applies_what_a_busy_database_held_up(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     report(services, EventType.DELIVERED)
     with monkeypatch.context() as patch:
-        patch.setattr(outbox, "_apply_early_events", lambda _worker: None)
+        patch.setattr(delivery_events, "apply_parked", lambda _services: 0)
         send_one(services)
     assert statuses(services) == [DeliveryStatus.SENT]
 
@@ -361,9 +360,10 @@ def test_send_recorded_between_look_and_commit_of_an_event_loses_nothing(
     def park_then_send(*arguments: Any) -> Fate:
         fate = record_one(*arguments)
         assert fate is Fate.PARKED
-        monkeypatch.setattr(outbox, "_apply_early_events", lambda _worker: None)
-        monkeypatch.setattr(delivery_events, "drop_stale", lambda _services: 0)
-        send_one(services)
+        with monkeypatch.context() as patch:
+            patch.setattr(delivery_events, "apply_parked", lambda _services: 0)
+            patch.setattr(delivery_events, "drop_stale", lambda _services: 0)
+            send_one(services)
         return fate
 
     monkeypatch.setattr(delivery_events, "_record_one", park_then_send)
@@ -424,7 +424,7 @@ def test_event_proves_acceptance_whatever_the_row_says(
     (delivery,) = deliveries(services)
     if stands == "on the wire":
         (row,) = outbox.claim(services, "one", 1)
-        run_transaction(services.store, lambda tx: outbox.begin_dispatch(tx, services.settings, PROVIDER, row))
+        begin(services, row, PROVIDER)
     else:
         drain(services)
     if stands == "superseded":
@@ -443,9 +443,7 @@ def test_event_proves_acceptance_whatever_the_row_says(
 def test_failure_of_a_copy_after_the_event_is_fenced(services: Services) -> None:
     join(services)
     (claimed,) = outbox.claim(services, "one", 1)
-    dispatch = run_transaction(
-        services.store, lambda tx: outbox.begin_dispatch(tx, services.settings, PROVIDER, claimed)
-    )
+    dispatch = begin(services, claimed, PROVIDER)
     assert dispatch is not None
     report(services, EventType.SENT, delivery_id=claimed.delivery_id)
 

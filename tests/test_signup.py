@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from tests.factories import FakeClock, FakeSender, make_list
 from tests.scenes import (
     EMAIL,
-    a_worker,
     assert_coupled,
+    begin,
     count,
     deliveries,
     drain,
@@ -69,12 +69,8 @@ def say_not_me(services: Services) -> None:
 
 def put_on_the_wire(services: Services) -> None:
     """As far as a worker gets before the provider answers."""
-    worker = a_worker(services)
-    (row,) = outbox.claim(services, worker.owner, 1)
-    dispatch = run_transaction(
-        services.store, lambda tx: outbox.begin_dispatch(tx, services.settings, worker.sender.provider, row)
-    )
-    assert dispatch is not None
+    (row,) = outbox.claim(services, "one", 1)
+    assert begin(services, row) is not None
 
 
 def test_first_submission_creates_a_pending_subscriber_and_sends(services: Services, sender: FakeSender) -> None:

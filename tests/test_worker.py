@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from tests.scenes import (
     EMAIL,
     a_worker,
     assert_coupled,
+    begin,
     deliveries,
     drain,
     erase,
@@ -33,6 +35,7 @@ from tests.scenes import (
 )
 from tests.smtp_server import SmtpServer
 from waitlist import confirmation, ledger, outbox, policy
+from waitlist.mail import deadline
 from waitlist.mail.base import Mail
 from waitlist.mail.registry import make_sender
 from waitlist.model import DeliveryStatus, OutboxStatus, Outcome, OutcomeKind, SubscriberStatus
@@ -58,10 +61,6 @@ def _launch(services: Services) -> None:
 def claim_one(services: Services, owner: str = "one") -> OutboxRow:
     (row,) = outbox.claim(services, owner, 1)
     return row
-
-
-def begin(services: Services, row: OutboxRow) -> Dispatch | None:
-    return run_transaction(services.store, lambda tx: outbox.begin_dispatch(tx, services.settings, "fake", row))
 
 
 def settle(services: Services, dispatch: Dispatch, outcome: Outcome, sender: FakeSender | None = None) -> None:
@@ -317,6 +316,99 @@ def test_late_acceptance_is_kept_whatever_became_of_the_lease(
     clock.advance(DAY // 2)
     assert drain(services).attempts == 0
     assert_coupled(services)
+
+
+@pytest.fixture
+def steady_clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """The one of deadlines, which nobody sets."""
+    steady = FakeClock()
+    monkeypatch.setattr(deadline, "now", steady)
+    return steady
+
+
+def stand_still_once_begun(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> None:
+    """The next worker, between the commit of its begin and its call to the provider."""
+    record = outbox._record
+
+    def record_and_stand_still(*arguments: Any) -> Dispatch | None:
+        monkeypatch.setattr(outbox, "_record", record)
+        dispatch = record(*arguments)
+        meanwhile()
+        return dispatch
+
+    monkeypatch.setattr(outbox, "_record", record_and_stand_still)
+
+
+def test_worker_that_wakes_up_after_its_lease_makes_no_second_send(
+    services: Services, clock: FakeClock, steady_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join(services)
+    sleeper, heir = FakeSender(), FakeSender()
+    before: list[Any] = []
+
+    def lose_the_lease() -> None:
+        clock.advance(LEASE)
+        steady_clock.advance(LEASE)
+        drain(services, heir)
+        before.append(everything(services))
+
+    stand_still_once_begun(monkeypatch, lose_the_lease)
+    counts = drain(services, sleeper)
+
+    assert (len(sleeper.mails), len(heir.mails)) == (0, 1)
+    assert counts.outcomes == {OutcomeKind.TEMPORARY: 1}
+    assert [everything(services)] == before, "its failure counts for nothing"
+    assert statuses(services) == [DeliveryStatus.SENT]
+
+
+def test_mail_that_began_too_late_is_not_sent_and_tried_again(
+    services: Services, sender: FakeSender, clock: FakeClock, steady_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join(services)
+
+    stand_still_once_begun(monkeypatch, lambda: steady_clock.advance(LEASE / 2))
+    drain(services)
+
+    (row,) = outbox_rows(services)
+    assert (sender.mails, row.status, row.last_error) == ([], "queued", "late nothing was sent")
+    assert not row.in_doubt
+    clock.now = row.available_at
+    drain(services)
+    assert statuses(services) == [DeliveryStatus.SENT]
+
+
+def test_what_passed_since_the_begin_is_taken_off_the_deadline(
+    services: Services, steady_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join(services)
+    deadlines: list[float] = []
+
+    class Timed(FakeSender):
+        def send(self, mail: Mail, *, key: str, deadline_seconds: float) -> Outcome:
+            deadlines.append(deadline_seconds)
+            return super().send(mail, key=key, deadline_seconds=deadline_seconds)
+
+    stand_still_once_begun(monkeypatch, lambda: steady_clock.advance(10))
+    drain(services, Timed())
+
+    assert deadlines == [LEASE / 2 - 10]
+
+
+def test_no_mail_that_has_begun_waits_for_the_events_of_others(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        join(services, f"p{number}@example.com")
+    on_the_wire: list[bool] = []
+
+    def look(_services: Services) -> int:
+        on_the_wire.append("dispatching" in {row.status for row in outbox_rows(services)})
+        return 0
+
+    monkeypatch.setattr(outbox.delivery_events, "apply_parked", look)
+    drain(services)
+
+    assert on_the_wire == [False, False]
 
 
 def test_settle_of_an_erased_row_writes_nothing(services: Services) -> None:

@@ -22,6 +22,7 @@ import structlog
 
 from waitlist import delivery_events, policy
 from waitlist.errors import StorageBusy
+from waitlist.mail import deadline
 from waitlist.mail.base import Mail, Sender, UnfitMail
 from waitlist.model import DeliveryStatus, EventType, OutboxStatus, Outcome, OutcomeKind
 from waitlist.policy import Next
@@ -84,6 +85,8 @@ class Dispatch:
 
     row: OutboxRow
     attempt: int
+    # On the clock of mail.deadline. Later the lease may be over, and the mail another worker's to send.
+    send_until: float
 
 
 @dataclass(frozen=True)
@@ -175,9 +178,10 @@ def drain_all(workers: Sequence[Worker], limit: int | None = None) -> Counts:
 def drain(worker: Worker, limit: int | None = None) -> Counts:
     """Send what is due now, at most `limit` attempts, until nothing is left, a systemic fault, or `worker.stop`."""
     counts = Counts()
-    delivery_events.apply_parked(worker.services)
     delivery_events.drop_stale(worker.services)
     while not worker.stop.is_set() and not counts.fault:
+        # Between batches, since no mail is on the wire then: events that came before their send was recorded.
+        delivery_events.apply_parked(worker.services)
         # Before each batch: a long queue must not keep what a dead worker held.
         recover(worker.services, worker.sender)
         most = worker.batch if limit is None else min(worker.batch, limit - counts.attempts)
@@ -271,6 +275,7 @@ def begin_dispatch(
     claimed: OutboxRow,
     *,
     key_window_seconds: int | None = None,
+    send_until: float,
 ) -> Dispatch | None:
     """Put a claimed row on the wire; None if it is not ours any more or must not be sent."""
     row = lock_row(tx, claimed.id)
@@ -290,7 +295,7 @@ def begin_dispatch(
         return None
     mark_sending(tx, row.delivery_id, provider)
     insert_event(tx, row.delivery_id, EventType.ATTEMPT, provider=provider)
-    return Dispatch(row, row.attempts + 1)
+    return Dispatch(row, row.attempts + 1, send_until)
 
 
 def settle(tx: Transaction, sender: Sender, finished: Finished, randomness: float) -> None:
@@ -397,7 +402,7 @@ def _attempt(worker: Worker, dispatch: Dispatch) -> Finished:
     started = time.perf_counter()
     row = dispatch.row
     try:
-        outcome = _send(worker, row)
+        outcome = _send(worker, dispatch)
     except Exception as error:
         # A bug of ours, and nobody knows how far the mail got.
         # The traceback's frames only: an error's text may hold an address.
@@ -422,14 +427,17 @@ def _attempt(worker: Worker, dispatch: Dispatch) -> Finished:
     return finished
 
 
-def _send(worker: Worker, row: OutboxRow) -> Outcome:
+def _send(worker: Worker, dispatch: Dispatch) -> Outcome:
+    row = dispatch.row
     if hashlib.sha256(row.message.encode()).hexdigest() != row.payload_hash:
         return Outcome(OutcomeKind.FAILED, "damaged", "the frozen message is not the one that was queued")
-    # Half the lease: a server that dribbles bytes must not outlive it.
-    deadline_seconds = worker.services.settings.lease_seconds / 2
     try:
         mail = Mail.from_json(row.recipient, row.message)
-        return worker.sender.send(mail, key=row.delivery_id, deadline_seconds=deadline_seconds)
+        left_seconds = dispatch.send_until - deadline.now()
+        if left_seconds <= 0:
+            # This process, or the whole machine, stood still since the begin was committed.
+            return Outcome(OutcomeKind.TEMPORARY, "late", "nothing was sent")
+        return worker.sender.send(mail, key=row.delivery_id, deadline_seconds=left_seconds)
     except UnfitMail as error:
         return Outcome(OutcomeKind.FAILED, "damaged", str(error))
 
@@ -446,11 +454,21 @@ def _count(worker: Worker, counts: Counts, finished: Finished) -> None:
 def _record(worker: Worker, finished: Finished | None, upcoming: OutboxRow | None) -> Dispatch | None:
     """End one mail and begin the next, in one commit where nobody else has the next one's row."""
     settings, sender, randomness = worker.services.settings, worker.sender, random.random()
+    # Before the lease of this attempt begins, so that it ends in time whatever comes between: half the lease, since a
+    # server that dribbles bytes must not outlive it.
+    send_until = deadline.now() + settings.lease_seconds / 2
 
     def begin(tx: Transaction) -> Dispatch | None:
         if upcoming is None:
             return None
-        return begin_dispatch(tx, settings, sender.provider, upcoming, key_window_seconds=sender.key_window_seconds)
+        return begin_dispatch(
+            tx,
+            settings,
+            sender.provider,
+            upcoming,
+            key_window_seconds=sender.key_window_seconds,
+            send_until=send_until,
+        )
 
     def end_and_begin(tx: Transaction) -> tuple[Dispatch | None, bool]:
         if finished is not None:
@@ -464,17 +482,7 @@ def _record(worker: Worker, finished: Finished | None, upcoming: OutboxRow | Non
     dispatch, has_begun = _persist(worker, end_and_begin)
     if not has_begun:
         dispatch = _persist(worker, begin)
-    if finished is not None and finished.outcome.provider_message_id:
-        _apply_early_events(worker)
     return dispatch
-
-
-def _apply_early_events(worker: Worker) -> None:
-    """Those that came before their send was recorded. A mail may be on the wire, so a busy database must not end this."""
-    try:
-        delivery_events.apply_parked(worker.services)
-    except StorageBusy as error:
-        log.warning("storage_busy", error=str(error))  # the next drain applies them
 
 
 def _release_all(tx: Transaction, rows: Sequence[OutboxRow]) -> None:

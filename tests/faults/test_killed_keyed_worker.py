@@ -39,7 +39,7 @@ POINTS: dict[str, tuple[Any, str, Callable[..., Any], bool, bool]] = {
     "after the request": (resend_module, "_read", kill_myself, True, False),
     "after the answer": (outbox, "_attempt", after(outbox._attempt), True, False),
     "inside the settle": (outbox, "settle", after(outbox.settle), True, False),
-    "after the settle": (outbox, "_apply_early_events", kill_myself, True, True),
+    "after the settle": (outbox, "send_batch", after(outbox.send_batch), True, True),
 }
 
 

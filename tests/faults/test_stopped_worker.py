@@ -4,25 +4,34 @@ others have done its work, and its failure counts for nothing.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.factories import FakeSender
 from tests.faults.workers import (
     PATIENCE_SECONDS,
     assert_copies_are_identical,
     assert_newest_links_are_live,
+    be_quiet,
     changed,
     copies,
     drain_here,
     drain_outbox,
     later,
+    wait_until,
 )
-from tests.scenes import assert_coupled, deliveries, everything, join, outbox_rows, statuses
+from tests.processes import start
+from tests.scenes import assert_coupled, deliveries, everything, join, outbox_rows, services_at, statuses
 from tests.smtp_server import Drop, Hang, SmtpServer
 from waitlist import outbox
 from waitlist.model import DeliveryStatus
 from waitlist.services import Services
+from waitlist.settings import Settings
 
 LEASE = 60
 PEOPLE = [f"p{number}@example.com" for number in range(5)]
@@ -159,6 +168,48 @@ def test_worker_stopped_before_its_dot_does_not_finish_what_its_heir_has_sent(
             heir.signal(signal.SIGTERM)
             assert heir.wait().code == 0
 
+    assert copies(mailbox) == {person: [1] for person in [*REST, FIRST]}
+    assert {row.status for row in outbox_rows(site)} == {"sent"}
+    assert_coupled(site)
+
+
+def drain_and_stop_once_begun(settings: Settings) -> None:
+    be_quiet()
+    record = outbox._record
+
+    def record_and_stop(*arguments: Any) -> Any:
+        patch.undo()
+        dispatch = record(*arguments)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return dispatch
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(outbox, "_record", record_and_stop)
+    drain_here(services_at(settings))
+
+
+def stands_still(pid: int | None) -> bool:
+    """As the kernel says: after the name, which ends with a bracket."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+
+
+def test_worker_stopped_between_its_begin_and_the_wire_does_not_send_what_its_heir_has_sent(
+    site: Services, mailbox: SmtpServer
+) -> None:
+    for person in PEOPLE:
+        join(site, person)
+    settings = changed(site, lease_seconds=2)
+
+    sleeper = start(drain_and_stop_once_begun, settings)
+    wait_until(lambda: stands_still(sleeper.pid))
+    with drain_outbox(settings, "--follow") as heir:
+        mailbox.wait_for(len(PEOPLE), timeout_seconds=PATIENCE_SECONDS)
+        os.kill(sleeper.pid or 0, signal.SIGCONT)
+        sleeper.join(PATIENCE_SECONDS)
+        heir.signal(signal.SIGTERM)
+        assert heir.wait().code == 0
+
+    assert sleeper.exitcode == 0
     assert copies(mailbox) == {person: [1] for person in [*REST, FIRST]}
     assert {row.status for row in outbox_rows(site)} == {"sent"}
     assert_coupled(site)
