@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import sqlalchemy as sa
-from sqlalchemy import bindparam, exists, select
+from sqlalchemy import bindparam, select
 
 from waitlist.store.engine import Transaction
 from waitlist.store.schema import email_deliveries, email_outbox, signup_requests, subscribers
@@ -20,9 +20,11 @@ _LOCK_ROWS = select(_o.id).where(_o.delivery_id.in_(_DELIVERIES)).order_by(_o.id
 _LOCK_DELIVERIES = _DELIVERIES.order_by(_d.sequence).with_for_update()
 _ERASE = sa.delete(subscribers).where(subscribers.c.id.in_(_ids))
 
-_is_theirs = _r.email_hmac == bindparam("of_email_hmac")
-_FORGET = sa.update(signup_requests).where(_is_theirs).values(email_hmac=None, subscriber_id=None)
-_IS_KNOWN = select(exists().where(_is_theirs))
+_FORGET = (
+    sa.update(signup_requests)
+    .where(_r.email_hmac == bindparam("of_email_hmac"))
+    .values(email_hmac=None, subscriber_id=None)
+)
 
 
 def erase_subscribers(tx: Transaction, ids: Sequence[str]) -> None:
@@ -35,7 +37,3 @@ def erase_subscribers(tx: Transaction, ids: Sequence[str]) -> None:
 def forget_address(tx: Transaction, email_hmac: str) -> None:
     """Clear from the ledger whom its rows were about; the rows stay, and so do their keys' promises."""
     tx.execute(_FORGET, {"of_email_hmac": email_hmac})
-
-
-def is_in_ledger(tx: Transaction, email_hmac: str) -> bool:
-    return bool(tx.execute(_IS_KNOWN, {"of_email_hmac": email_hmac}).scalar_one())
