@@ -610,6 +610,37 @@ def test_hourly_budget_lets_the_rest_wait(services: Services, sender: FakeSender
     assert len(sender.mails) == 5
 
 
+def test_mails_in_doubt_count_against_the_budget(services: Services, sender: FakeSender, clock: FakeClock) -> None:
+    sender.answer_with(*[DOUBT] * 10)
+    frugal = set_setting(services, mail_budget_per_hour=3)
+    for number in range(5):
+        join(frugal, f"p{number}@example.com")
+
+    for _ in range(6):
+        drain(frugal)
+        clock.advance(599)
+    assert len(sender.mails) == 3
+
+    clock.advance(6)
+    drain(frugal)
+    assert len(sender.mails) == 6
+
+
+def test_mails_that_left_while_the_clock_was_ahead_do_not_use_up_the_budget(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    frugal = set_setting(services, mail_budget_per_hour=1)
+    clock.advance(30 * DAY)
+    join(frugal, "early@example.com")
+    drain(frugal)
+    clock.advance(-30 * DAY)
+    join(frugal)
+
+    drain(frugal)
+
+    assert len(sender.mails) == 2
+
+
 def test_limit_counts_attempts(services: Services, sender: FakeSender) -> None:
     for number in range(5):
         join(services, f"p{number}@example.com")

@@ -31,7 +31,7 @@ from waitlist.services import Services
 from waitlist.settings import Settings
 from waitlist.store import Transaction, run_query, run_transaction
 from waitlist.store.deliveries import (
-    count_events_since,
+    count_handed_over,
     insert_event,
     mark_accepted,
     mark_queued_again,
@@ -230,7 +230,9 @@ def claim(services: Services, owner: str, most: int) -> list[OutboxRow]:
 
     def body(tx: Transaction) -> list[OutboxRow]:
         tx.lock("waitlist.claim")  # two claims at once would both spend the same budget
-        spent = count_events_since(tx, EventType.ACCEPTED, tx.now - HOUR_SECONDS) + count_in_hand(tx)
+        # What a clock that was further ahead has recorded must not use up the budget until that time comes.
+        until = tx.now + policy.CLOCK_TOLERANCE_SECONDS
+        spent = count_handed_over(tx, since=tx.now - HOUR_SECONDS, until=until) + count_in_hand(tx)
         allowed = min(most, services.settings.mail_budget_per_hour - spent)
         if allowed <= 0:
             return []
