@@ -18,13 +18,13 @@ import trustme
 from tests.resend_emulator import Answer, Fault, Raw, ResendEmulator, Reset, Silence
 from tests.smtp_server import Drop, Hang, SmtpServer, one_byte_at_a_time
 from tests.test_message import make_mail
-from waitlist.mail.base import LONGEST_DETAIL, Sender
+from waitlist.mail.base import Sender
 from waitlist.mail.console import ConsoleSender
 from waitlist.mail.file import FileSender
 from waitlist.mail.registry import PROVIDERS, make_sender
 from waitlist.mail.resend import Account, ResendSender
 from waitlist.mail.smtp import Server, SmtpSender
-from waitlist.model import Outcome, OutcomeKind
+from waitlist.model import MOST_DETAIL_CHARACTERS, Outcome, OutcomeKind
 from waitlist.settings import Settings
 
 KEY = "01936f3e-0000-7000-8000-00000000000a"
@@ -274,7 +274,7 @@ def test_details_hold_no_address_no_link_and_no_token(bench: Bench, trick: str) 
 
     for secret in ("person", "example.com", "t" * 43, os.sep + "confirm"):
         assert secret not in detail.lower()
-    assert len(detail) <= LONGEST_DETAIL
+    assert len(detail) <= MOST_DETAIL_CHARACTERS
     assert detail.isprintable()
 
 

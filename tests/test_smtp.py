@@ -20,11 +20,11 @@ import trustme
 from tests.smtp_server import Action, Answers, Drop, Hang, LastReply, Packets, SmtpServer, one_byte_at_a_time
 from tests.test_message import make_mail
 from waitlist.mail import deadline, smtp
-from waitlist.mail.base import LONGEST_DETAIL, Mail, scrub
+from waitlist.mail.base import Mail, scrub
 from waitlist.mail.message import message_bytes
 from waitlist.mail.registry import make_sender
 from waitlist.mail.smtp import Security, Server, SmtpSender
-from waitlist.model import Outcome, OutcomeKind
+from waitlist.model import MOST_DETAIL_CHARACTERS, Outcome, OutcomeKind
 from waitlist.settings import Settings
 
 ACCEPTED, TEMPORARY, REJECTED, FAILED, SYSTEMIC, IN_DOUBT = (
@@ -280,7 +280,7 @@ def test_address_in_a_reply_is_not_kept() -> None:
 
 def test_detail_is_one_short_line() -> None:
     assert scrub("a\r\n\x1b[31m b " + "long " * 100, recipient="")[:12] == "a [31m b lon"
-    assert len(scrub("long " * 1000, recipient="")) == LONGEST_DETAIL
+    assert len(scrub("long " * 1000, recipient="")) == MOST_DETAIL_CHARACTERS
 
 
 # What silence comes to

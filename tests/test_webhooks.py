@@ -28,11 +28,10 @@ from waitlist import create_app, ledger, webhooks
 from waitlist.errors import StorageBusy
 from waitlist.mail import resend
 from waitlist.mail.resend import parse_events
-from waitlist.model import DeliveryStatus, EventType, SubscriberStatus
+from waitlist.model import MOST_DETAIL_CHARACTERS, DeliveryStatus, EventType, SubscriberStatus
 from waitlist.services import Services
 from waitlist.settings import Settings
 from waitlist.store import run_query
-from waitlist.store.deliveries import MOST_DETAIL_CHARACTERS
 from waitlist.store.schema import delivery_events, suppressions
 
 OTHER_SECRET = "whsec_" + base64.b64encode(b"the-secret-of-last-month-32-byte").decode()

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from waitlist.errors import InvalidInput, StorageBusy, UnknownClient
-from waitlist.model import ApiClient
+from waitlist.model import SLUG_PATTERN, ApiClient
 from waitlist.services import Services
 from waitlist.store import run_query, run_transaction
 from waitlist.store.clients import (
@@ -20,7 +20,6 @@ from waitlist.store.clients import (
 )
 from waitlist.tokens import token_digest
 
-_NAME = re.compile(r"[a-z0-9-]{1,40}")
 # So that a leaked token is recognised for what it is by people and by secret scanners.
 TOKEN_PREFIX: Final = "wl_"
 # The longest thing that is looked up; ours have 46 characters.
@@ -31,7 +30,7 @@ LAST_USE_SECONDS: Final = 60
 
 def create(services: Services, name: str) -> str:
     """Make a client; returns its token, which is kept nowhere. Raises InvalidInput for a taken or malformed name."""
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(SLUG_PATTERN, name):
         raise InvalidInput("The client's name must be 1 to 40 of the characters a-z, 0-9 and -.")
     token = TOKEN_PREFIX + secrets.token_urlsafe(32)
     if not run_transaction(services.store, lambda tx: insert_client(tx, name, token_digest(token))):

@@ -18,7 +18,7 @@ from waitlist import policy
 from waitlist.addresses import canonical_address
 from waitlist.confirmation import prove_acceptance, suppress_address
 from waitlist.errors import InvalidAddress
-from waitlist.model import Delivery, DeliveryStatus, EventType, ProviderEvent, Subscriber, Suppression
+from waitlist.model import DAY_SECONDS, Delivery, DeliveryStatus, EventType, ProviderEvent, Subscriber, Suppression
 from waitlist.services import Services
 from waitlist.store import Transaction, run_query, run_transaction
 from waitlist.store.deliveries import get_delivery, get_delivery_by_message, mark_moved
@@ -40,7 +40,7 @@ log: Any = structlog.get_logger("waitlist.delivery_events")
 APPLY_BATCH: Final = 100
 # A send is recorded within a lease. An event that still waits after a day is about a mail of another installation, or
 # of a person who was erased.
-PARKED_SECONDS: Final = policy.DAY_SECONDS
+PARKED_SECONDS: Final = DAY_SECONDS
 # SOFT_BOUNCED and DELAYED are not here: the provider still tries, or may the next time.
 STATUS_OF: Final = {
     EventType.DELIVERED: DeliveryStatus.DELIVERED,

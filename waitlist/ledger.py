@@ -9,6 +9,7 @@ from typing import Final
 from waitlist import policy
 from waitlist.errors import SchemaMismatch, StorageBusy
 from waitlist.model import (
+    DAY_SECONDS,
     Channel,
     Decision,
     Delivery,
@@ -34,7 +35,7 @@ from waitlist.store.reports import (
     count_decisions,
     count_deliveries,
     count_due_rows,
-    count_failed_since,
+    count_failed,
     count_live_rows,
     count_rows_in_doubt,
     count_subscribers,
@@ -277,7 +278,7 @@ def _outbox_report(tx: Transaction) -> OutboxReport:
         needs_person.append(f"the provider refuses all mail: {fault}")
     if oldest is not None and oldest > LATE_SECONDS:
         needs_person.append(f"a mail waits for {about_in_words(oldest)}: is a worker running?")
-    if failed := count_failed_since(tx, tx.now - policy.DAY_SECONDS):
+    if failed := count_failed(tx, tx.now - DAY_SECONDS, tx.now + policy.CLOCK_TOLERANCE_SECONDS):
         needs_person.append(f"{failed} mails failed in the last 24 hours, and not because their address was refused")
     return OutboxReport(
         due=due,
@@ -307,7 +308,7 @@ def _operation(tx: Transaction, client: str, operation_id: str) -> OperationStat
 
 def systemic_fault(tx: Transaction) -> str | None:
     """A systemic fault is open while the newest attempt is systemic; in the provider's words."""
-    newest = get_newest_attempt_end(tx)
+    newest = get_newest_attempt_end(tx, tx.now + policy.CLOCK_TOLERANCE_SECONDS)
     return newest.detail if newest and newest.type is EventType.SYSTEMIC else None
 
 

@@ -7,6 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+DAY_SECONDS: Final = 86_400
+# The whole of a list's id and of an API client's name.
+SLUG_PATTERN: Final = "[a-z0-9-]{1,40}"
+# Of a provider's words, which are for a person's eye: a diagnostic can be a megabyte.
+MOST_DETAIL_CHARACTERS: Final = 500
+# Opens what a mail reader decodes (RFC 2047), whatever stands around it: never in a name or a title that we send.
+ENCODED_WORD: Final = "=?"
 
 
 class ListState(StrEnum):

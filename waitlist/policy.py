@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from waitlist.model import (
+    DAY_SECONDS,
     RETRYABLE_DELIVERY,
     ConfirmOutcome,
     CooldownBounds,
@@ -23,7 +24,6 @@ from waitlist.model import (
 
 # A stored time this far ahead of the clock was written by a wrong clock; clocks of one fleet differ by less.
 CLOCK_TOLERANCE_SECONDS: Final = 300
-DAY_SECONDS: Final = 86_400
 THIRTY_DAYS_SECONDS: Final = 30 * DAY_SECONDS
 
 # Back-off after a temporary failure: 15 s, doubling, at most 15 minutes.

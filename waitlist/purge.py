@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from waitlist.policy import DAY_SECONDS
+from waitlist.model import DAY_SECONDS
 from waitlist.services import Services
 from waitlist.settings import Settings
 from waitlist.store import Transaction, run_query, run_transaction

@@ -30,14 +30,12 @@ from pydantic import (
 
 from waitlist.addresses import canonical_address
 from waitlist.errors import InvalidAddress, SettingsError
+from waitlist.model import DAY_SECONDS, ENCODED_WORD
 
 ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "WAITLIST_"
-DAY_SECONDS = 86_400
 # A year: a longer time is a slip of the keyboard.
 LONGEST_SECONDS = 366 * DAY_SECONDS
-# RFC 2047 opening: a mail reader would decode it, so it may not stand in a name we send.
-ENCODED_WORD = "=?"
 # As in a link: a name in ASCII (an international one as its A-label) or an IP address.
 _HOST = re.compile(r"[a-z0-9.-]+|[0-9a-f:.]+")
 # As Svix makes them: base64, and in front of it a word that may be left out.

@@ -14,6 +14,7 @@ from waitlist.errors import Restart, UnknownConsent, UnknownList
 from waitlist.idempotency import claim_key, close_request, open_request
 from waitlist.mail.compose import CONFIRMATION
 from waitlist.model import (
+    DAY_SECONDS,
     OPEN_DELIVERY,
     Answer,
     Channel,
@@ -34,7 +35,7 @@ from waitlist.services import Services
 from waitlist.settings import Settings
 from waitlist.store import Transaction, run_query, run_transaction
 from waitlist.store.deliveries import (
-    count_mails_since,
+    count_mails,
     get_latest_delivery,
     insert_delivery,
     insert_event,
@@ -254,10 +255,13 @@ def _is_open(tx: Transaction, submission: Submission) -> bool:
 def _is_capped(tx: Transaction, settings: Settings, submission: Submission) -> bool:
     """So many mails to one mailbox, over all lists, however often it is typed in and by whom."""
     caps = (
-        (policy.DAY_SECONDS, settings.mails_per_address_per_day),
+        (DAY_SECONDS, settings.mails_per_address_per_day),
         (policy.THIRTY_DAYS_SECONDS, settings.mails_per_address_per_30_days),
     )
-    return any(count_mails_since(tx, submission.cap_hmac, tx.now - window) >= most for window, most in caps)
+    until = tx.now + policy.CLOCK_TOLERANCE_SECONDS  # what a clock that was ahead made locks nobody out
+    return any(
+        count_mails(tx, submission.cap_hmac, since=tx.now - window, until=until) >= most for window, most in caps
+    )
 
 
 def _find_list(tx: Transaction, list_id: str, version: int | None) -> tuple[Waitlist, int]:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from waitlist.errors import InvalidInput, UnknownList
-from waitlist.model import Consent, ListState, Waitlist
+from waitlist.model import ENCODED_WORD, SLUG_PATTERN, Consent, ListState, Waitlist
 from waitlist.services import Services
 from waitlist.store import Transaction, run_query, run_transaction
 from waitlist.store.waitlists import (
@@ -27,12 +27,9 @@ DEFAULT_TITLE: Final = "Be first to know"
 DEFAULT_DESCRIPTION: Final = "Something new is coming. Leave your address and we write to you when it is ready."
 DEFAULT_CONSENT: Final = "Yes, send me email about the launch. I can leave the list at any time."
 
-_SLUG = re.compile(r"[a-z0-9-]{1,40}")
 # A title becomes a mail's subject: with the words around it 200 characters still fold into few header lines.
 MOST_TITLE_CHARACTERS: Final = 200
 MOST_TEXT_CHARACTERS: Final = 2000
-# RFC 2047: a mail reader decodes it, whatever stood around it.
-_ENCODED_WORD: Final = "=?"
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class ListPage:
 def find(services: Services, list_id: str) -> ListPage:
     """Raises UnknownList."""
     # What cannot be a list's name is not looked up: PostgreSQL refuses a NUL with an error.
-    page = run_query(services.store, partial(_page, list_id=list_id)) if _SLUG.fullmatch(list_id) else None
+    page = run_query(services.store, partial(_page, list_id=list_id)) if re.fullmatch(SLUG_PATTERN, list_id) else None
     if page is None:
         raise UnknownList()
     return page
@@ -136,11 +133,11 @@ def _page(tx: Transaction, list_id: str) -> ListPage | None:
 
 
 def _check(list_id: str, title: str, description: str, consent: str) -> None:
-    if not _SLUG.fullmatch(list_id):
+    if not re.fullmatch(SLUG_PATTERN, list_id):
         raise InvalidInput("The list's name must be 1 to 40 of the characters a-z, 0-9 and -.")
     if not 1 <= len(title) <= MOST_TITLE_CHARACTERS or title != title.strip() or not title.isprintable():
         raise InvalidInput(f"The title must be one line of 1 to {MOST_TITLE_CHARACTERS} characters.")
-    if _ENCODED_WORD in title:
+    if ENCODED_WORD in title:
         raise InvalidInput("The title must not hold `=?`: mail programs would decode it.")
     _check_text("description", description, at_least=0)
     _check_text("consent text", consent, at_least=1)

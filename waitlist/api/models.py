@@ -9,9 +9,8 @@ from pydantic_core import PydanticCustomError
 
 from waitlist.addresses import MAX_TYPED_CHARACTERS, canonical_address
 from waitlist.errors import InvalidAddress
-from waitlist.model import Decision, DeliveryStatus, Reason, RequestState
+from waitlist.model import SLUG_PATTERN, Decision, DeliveryStatus, Reason, RequestState
 
-LIST_ID_PATTERN: Final = "[a-z0-9-]{1,40}"
 ID_PATTERN: Final = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 # Fits every database's integer.
 MOST_CONSENT_VERSION: Final = 999_999_999
@@ -67,7 +66,7 @@ class _Answer(BaseModel):
 
 
 class SignupPart(_Answer):
-    list: Annotated[str, Field(pattern=f"^{LIST_ID_PATTERN}$")]
+    list: Annotated[str, Field(pattern=f"^{SLUG_PATTERN}$")]
     confirmation: Annotated[Literal["pending"], Field(description="The same for every address, known or not.")]
 
 

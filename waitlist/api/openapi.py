@@ -9,7 +9,6 @@ from pydantic.json_schema import models_json_schema
 
 from waitlist.api.models import (
     ID_PATTERN,
-    LIST_ID_PATTERN,
     AcceptedSignup,
     NewSignup,
     ProblemDocument,
@@ -17,6 +16,7 @@ from waitlist.api.models import (
 )
 from waitlist.api.problems import KINDS
 from waitlist.api.reading import KEY_HEADER, KEY_PATTERN
+from waitlist.model import SLUG_PATTERN
 from waitlist.version import __version__
 from waitlist.web.problems import MEDIA_TYPE
 
@@ -80,7 +80,7 @@ def _create_signup() -> dict[str, Any]:
     return {
         "operationId": "create_signup",
         "summary": "Sign a person up; a confirmation mail goes out if one is due",
-        "parameters": [_in_path("list", LIST_ID_PATTERN), key],
+        "parameters": [_in_path("list", SLUG_PATTERN), key],
         "requestBody": {"required": True, "content": _json(NewSignup)},
         "responses": {
             "202": accepted | {"links": {"status": {"operationId": "show_signup", "parameters": _FROM_BODY}}},

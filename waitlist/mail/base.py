@@ -9,13 +9,12 @@ from dataclasses import asdict, dataclass, field
 from email.utils import parseaddr
 from typing import Final, Protocol
 
-from waitlist.model import Outcome, ProviderEvent
+from waitlist.model import MOST_DETAIL_CHARACTERS, Outcome, ProviderEvent
 from waitlist.settings import Settings
 
 # Smuggled-in headers end here, whatever let them through before.
 _LINE_ENDS: Final = ("\r", "\n", "\0")
-# Characters of a provider's answer that are kept, and those of it that are looked at.
-LONGEST_DETAIL: Final = 300
+# Characters of a provider's answer that are looked at.
 _LONGEST_REPLY: Final = 2000
 # Also as it stands in a URL. Greedy on purpose: better too much hidden than too little.
 _LINK: Final = re.compile(r"https?:\S+", re.IGNORECASE)
@@ -73,7 +72,7 @@ def scrub(text: str, *, recipient: str) -> str:
     line = _ADDRESS.sub("[address]", _TOKEN.sub("[token]", line))
     if local_part := recipient.rpartition("@")[0]:
         line = re.sub(rf"(?<![\w.]){re.escape(local_part)}(?!\w)", "[address]", line, flags=re.IGNORECASE)
-    return line[:LONGEST_DETAIL]
+    return line[:MOST_DETAIL_CHARACTERS]
 
 
 class Sender(Protocol):

@@ -15,6 +15,7 @@ from textwrap import wrap
 from typing import Final
 
 from waitlist.mail.base import Mail, UnfitMail
+from waitlist.model import ENCODED_WORD
 
 # Octets of a line without its CRLF: RFC 5322, 2.1.1.
 LONGEST_LINE: Final = 998
@@ -81,7 +82,7 @@ def _is_plain(subject: str) -> bool:
     """Whether it survives unencoded: what looks like an encoded word would be decoded, and outer or double spaces and
     overlong words do not outlive a fold."""
     is_ascii = subject.isascii() and subject.isprintable()
-    return is_ascii and "=?" not in subject and all(0 < len(word) < 65 for word in subject.split(" "))
+    return is_ascii and ENCODED_WORD not in subject and all(0 < len(word) < 65 for word in subject.split(" "))
 
 
 def _encoded_words(subject: str) -> Iterator[str]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import bindparam, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 
-from waitlist.model import OPEN_DELIVERY, Delivery, DeliveryStatus, EventType, PreparedMail, Reason, Submission
+from waitlist.model import (
+    MOST_DETAIL_CHARACTERS,
+    OPEN_DELIVERY,
+    Delivery,
+    DeliveryStatus,
+    EventType,
+    PreparedMail,
+    Reason,
+    Submission,
+)
 from waitlist.store.engine import Transaction
 from waitlist.store.schema import delivery_events, email_deliveries
 from waitlist.tokens import new_id
 from waitlist.version import __version__
-
-# An event's detail is for a person's eye; a provider's diagnostic can be a megabyte.
-MOST_DETAIL_CHARACTERS: Final = 500
 
 _d = email_deliveries.c
 _OF_SUBSCRIBER = (
@@ -25,12 +31,13 @@ _LATEST = _OF_SUBSCRIBER.limit(1)
 _BY_ID = select(email_deliveries).where(_d.id == bindparam("delivery_id"))
 _BY_TOKEN = select(email_deliveries).where(_d.token_hash == bindparam("token_hash"))
 # The mails that count against a mailbox: open ones and those that were ever given to a provider.
-_SENT_SINCE = (
+_SENT = (
     select(func.count())
     .select_from(email_deliveries)
     .where(
         _d.recipient_hmac == bindparam("recipient_hmac"),
         _d.created_at > bindparam("since"),
+        _d.created_at <= bindparam("until"),
         or_(_d.status.in_(OPEN_DELIVERY), _d.first_dispatch_at.is_not(None)),
     )
 )
@@ -105,9 +112,10 @@ def get_deliveries(tx: Transaction, subscriber_id: str) -> list[Delivery]:
     return [_delivery(row) for row in tx.execute(_OF_SUBSCRIBER, {"subscriber_id": subscriber_id})]
 
 
-def count_mails_since(tx: Transaction, recipient_hmac: str, since: int) -> int:
-    values = {"recipient_hmac": recipient_hmac, "since": since}
-    return int(tx.execute(_SENT_SINCE, values).scalar_one())
+def count_mails(tx: Transaction, recipient_hmac: str, *, since: int, until: int) -> int:
+    """Those made at since < created_at <= until."""
+    values = {"recipient_hmac": recipient_hmac, "since": since, "until": until}
+    return int(tx.execute(_SENT, values).scalar_one())
 
 
 def insert_delivery(

@@ -13,8 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam, select
 from sqlalchemy.dialects.postgresql import insert
 
-from waitlist.model import EventType, ProviderEvent
-from waitlist.store.deliveries import MOST_DETAIL_CHARACTERS
+from waitlist.model import MOST_DETAIL_CHARACTERS, EventType, ProviderEvent
 from waitlist.store.engine import Transaction
 from waitlist.store.schema import delivery_events, email_deliveries
 from waitlist.tokens import new_id

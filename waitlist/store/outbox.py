@@ -11,11 +11,16 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy import and_, bindparam, func, or_, select
 
-from waitlist.model import ENDED_OUTBOX, WAITING_OUTBOX, OutboxStatus, PreparedMail, SubscriberStatus
+from waitlist.model import (
+    ENDED_OUTBOX,
+    MOST_DETAIL_CHARACTERS,
+    WAITING_OUTBOX,
+    OutboxStatus,
+    PreparedMail,
+    SubscriberStatus,
+)
 from waitlist.store.engine import Transaction
 from waitlist.store.schema import email_deliveries, email_outbox, is_literally, subscribers
-
-MOST_ERROR_CHARACTERS: Final = 300
 
 _o = email_outbox.c
 _d = email_deliveries.c
@@ -297,7 +302,7 @@ def _acted(tx: Transaction, statement: sa.Update, row: OutboxRow, **values: obje
 
 
 def _cut(error: str | None) -> str | None:
-    return error[:MOST_ERROR_CHARACTERS] if error else None
+    return error[:MOST_DETAIL_CHARACTERS] if error else None
 
 
 def _row(row: sa.Row[Any]) -> OutboxRow:
