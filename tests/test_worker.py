@@ -17,7 +17,7 @@ from tests.factories import FakeClock, FakeSender, make_list
 from tests.scenes import (
     EMAIL,
     a_worker,
-    assert_coupled,
+    assert_sound,
     begin,
     deliveries,
     drain,
@@ -90,7 +90,7 @@ def test_accepted_mail_is_sent_once_and_blanked(services: Services, sender: Fake
     assert (delivery.status, delivery.attempts, delivery.provider) == (DeliveryStatus.SENT, 1, "fake")
     assert delivery.provider_message_id == "abc"
     assert len(sender.mails) == 1
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def test_temporary_failure_waits_longer_each_time(services: Services, sender: FakeSender, clock: FakeClock) -> None:
@@ -127,7 +127,7 @@ def test_temporary_failures_end_when_the_link_is_too_old(
     drain(services)
     assert statuses(services) == [DeliveryStatus.FAILED]
     assert deliveries(services)[0].error_code == "link_expired"
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def all_sent_before(services: Services, moment: int) -> bool:
@@ -149,7 +149,7 @@ def test_refused_mail_ends_dead_and_stops_no_other(
 
     assert statuses(services) == [status]
     assert statuses(services, "other@example.com") == [DeliveryStatus.SENT]
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def test_systemic_fault_stops_the_drain_and_marks_nobody(
@@ -174,6 +174,25 @@ def test_systemic_fault_stops_the_drain_and_marks_nobody(
     drain(services)
     assert len(sender.mails) == 4
     assert ledger.readiness(services).systemic_fault is None
+
+
+def test_what_a_worker_with_a_clock_ahead_recorded_is_no_fault_of_today(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    clock.advance(DAY)
+    sender.answer_with(failed(), Outcome(OutcomeKind.SYSTEMIC, "auth_failed", detail="535"))
+    join(services, "failed@example.com")
+    drain(services)
+    join(services)
+    drain(services)
+    assert len(ledger.outbox_report(services).needs_person) == 2
+    clock.advance(-DAY)
+
+    drain(services)
+
+    assert statuses(services) == [DeliveryStatus.SENT]
+    assert ledger.readiness(services).systemic_fault is None
+    assert ledger.outbox_report(services).needs_person == ()
 
 
 def test_mail_that_makes_the_provider_say_systemic_does_not_block_the_others(
@@ -226,7 +245,7 @@ def test_doubt_without_a_provider_key_sends_one_more_copy_and_then_fails(
     assert (delivery.status, delivery.error_code) == (DeliveryStatus.FAILED, "in_doubt")
     assert len(sender.mails) == attempts_before_doubt + 2
     assert len({mail.to_json() for mail in sender.mails}) == 1
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def test_doubt_with_a_provider_key_asks_again_inside_the_window_and_never_after(
@@ -270,7 +289,7 @@ def test_expired_lease_on_the_wire_twice_is_failed_in_doubt(services: Services, 
 
     (delivery,) = deliveries(services)
     assert (delivery.status, delivery.error_code) == (DeliveryStatus.FAILED, "in_doubt")
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def test_stale_lease_cannot_settle_a_failure(services: Services, clock: FakeClock) -> None:
@@ -290,7 +309,7 @@ def test_stale_lease_cannot_settle_a_failure(services: Services, clock: FakeCloc
     settle(services, heir, ACCEPTED)
     settle(services, late, refused())
     assert statuses(services) == [DeliveryStatus.SENT]
-    assert_coupled(services)
+    assert_sound(services)
 
 
 @pytest.mark.parametrize("heir_outcome", [refused(), TEMPORARY, None])
@@ -315,7 +334,7 @@ def test_late_acceptance_is_kept_whatever_became_of_the_lease(
     assert row_of(services, late.row).lease_token is None
     clock.advance(DAY // 2)
     assert drain(services).attempts == 0
-    assert_coupled(services)
+    assert_sound(services)
 
 
 @pytest.fixture
@@ -446,7 +465,7 @@ def test_row_that_kills_its_worker_again_and_again_ends_dead(services: Services,
 
     (delivery,) = deliveries(services)
     assert (delivery.status, delivery.error_code) == (DeliveryStatus.FAILED, "crash_loop")
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def test_poison_row_ends_dead_and_never_stops_the_others(services: Services, sender: FakeSender) -> None:
@@ -465,7 +484,7 @@ def test_poison_row_ends_dead_and_never_stops_the_others(services: Services, sen
         (delivery,) = deliveries(services, f"{name}@example.com")
         assert (delivery.status, delivery.error_code) == (DeliveryStatus.FAILED, "damaged")
     assert [mail.recipient for mail in sender.mails] == ["fine@example.com"]
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def spoil(services: Services, email: str, message: str, *, keep_hash: bool) -> None:
@@ -517,7 +536,7 @@ def test_mail_of_somebody_no_longer_pending_is_superseded(services: Services, se
 
     assert statuses(services) == [DeliveryStatus.SUPERSEDED]
     assert sender.mails == []
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def set_subscriber(services: Services, status: SubscriberStatus) -> None:
@@ -687,7 +706,7 @@ def test_confirming_through_the_link_proves_that_a_doubtful_mail_arrived(
 
     assert statuses(services) == [DeliveryStatus.SENT]
     assert len(sender.mails) == 1
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def test_confirming_cancels_a_newer_mail_that_is_still_queued(

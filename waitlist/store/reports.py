@@ -86,7 +86,9 @@ _EVENTS_OF_SUBSCRIBER = (
 _SUPPRESSION = select(suppressions.c.reason, suppressions.c.created_at).where(
     suppressions.c.email_hmac == bindparam("email_hmac")
 )
-_NEWEST_ATTEMPT_END = _event.where(_e.duration_ms.is_not(None)).order_by(_e.at.desc(), _e.id.desc()).limit(1)
+_NEWEST_ATTEMPT_END = (
+    _event.where(_e.duration_ms.is_not(None), _e.at <= bindparam("until")).order_by(_e.at.desc(), _e.id.desc()).limit(1)
+)
 _NEWEST_RECIPIENT = (
     select(subscribers.c.email, email_deliveries.c.recipient_hmac)
     .join(email_deliveries, email_deliveries.c.subscriber_id == subscribers.c.id)
@@ -116,10 +118,14 @@ _DUE_ROWS = (
     .select_from(email_outbox)
     .where(is_literally(email_outbox.c.status, OutboxStatus.QUEUED), email_outbox.c.available_at <= bindparam("now"))
 )
-_FAILED_SINCE = (
+_FAILED = (
     select(func.count())
     .select_from(email_deliveries)
-    .where(email_deliveries.c.status == DeliveryStatus.FAILED, email_deliveries.c.settled_at > bindparam("since"))
+    .where(
+        email_deliveries.c.status == DeliveryStatus.FAILED,
+        email_deliveries.c.settled_at > bindparam("since"),
+        email_deliveries.c.settled_at <= bindparam("until"),
+    )
 )
 _ROWS_IN_DOUBT = (
     select(func.count())
@@ -164,9 +170,9 @@ def count_rows_in_doubt(tx: Transaction) -> int:
     return int(tx.execute(_ROWS_IN_DOUBT).scalar_one())
 
 
-def count_failed_since(tx: Transaction, since: int) -> int:
-    """Deliveries that failed for any reason but a refused address."""
-    return int(tx.execute(_FAILED_SINCE, {"since": since}).scalar_one())
+def count_failed(tx: Transaction, since: int, until: int) -> int:
+    """Deliveries that failed at since < settled_at <= until, for any reason but a refused address."""
+    return int(tx.execute(_FAILED, {"since": since, "until": until}).scalar_one())
 
 
 def count_deliveries(tx: Transaction) -> dict[str, int]:
@@ -202,8 +208,9 @@ def get_suppression_row(tx: Transaction, email_hmac: str) -> SuppressionRow | No
     return SuppressionRow(Suppression(row.reason), row.created_at) if row else None
 
 
-def get_newest_attempt_end(tx: Transaction) -> Event | None:
-    row = tx.execute(_NEWEST_ATTEMPT_END).one_or_none()
+def get_newest_attempt_end(tx: Transaction, until: int) -> Event | None:
+    """The newest at `until` or earlier: a later one was written by a wrong clock, and would stay the newest for long."""
+    row = tx.execute(_NEWEST_ATTEMPT_END, {"until": until}).one_or_none()
     return _read_event(row) if row else None
 
 
