@@ -323,7 +323,9 @@ def _explain(tx: Transaction, settings: Settings, email: str) -> Explanation:
         entries += [_delivery_entry(subscriber, delivery) for delivery in deliveries]
         entries += [_event_entry(subscriber, event) for event in get_events(tx, subscriber.id)]
         entries += _subscriber_entries(subscriber, deliveries)
-        standings.append(_standing(subscriber, deliveries, suppression, settings, tx.now))
+        latest = deliveries[0] if deliveries else None
+        words = _next_mail_words(subscriber, latest, suppression=suppression, settings=settings, now=tx.now)
+        standings.append(Standing(subscriber.list_id, subscriber.status, subscriber.confirmed_at, words))
     entries += [_suppression_entry(suppressed)] if suppressed else []
     entries.sort(key=lambda entry: (entry.at, _KIND_ORDER.index(entry.kind), entry.id))
     return Explanation(email, suppression, tuple(standings), tuple(entries))
@@ -390,25 +392,9 @@ def _suppression_entry(suppressed: SuppressionRow) -> Entry:
     return Entry(suppressed.created_at, "subscriber", "", "suppressed", "", words)
 
 
-def _standing(
-    subscriber: Subscriber,
-    deliveries: list[Delivery],
-    suppression: Suppression | None,
-    settings: Settings,
-    now: int,
-) -> Standing:
-    next_mail = _next_mail_words(subscriber, deliveries, suppression, settings, now)
-    return Standing(subscriber.list_id, subscriber.status, subscriber.confirmed_at, next_mail)
-
-
 def _next_mail_words(
-    subscriber: Subscriber,
-    deliveries: list[Delivery],
-    suppression: Suppression | None,
-    settings: Settings,
-    now: int,
+    subscriber: Subscriber, latest: Delivery | None, *, suppression: Suppression | None, settings: Settings, now: int
 ) -> str:
-    latest = deliveries[0] if deliveries else None
     if suppression:
         return f"no mail ever: suppressed ({suppression.replace('_', ' ')})"
     if subscriber.status is SubscriberStatus.CONFIRMED:

@@ -65,6 +65,11 @@ def request_hmac(key: str, canonical_request: str) -> str:
     return _keyed(key, "request", canonical_request)
 
 
+def key_hmac(key: str, idempotency_key: str) -> str:
+    """Keyed digest of a client's Idempotency-Key, so that a log can name the requests of one key and not the key."""
+    return _keyed(key, "idempotency-key", idempotency_key)
+
+
 def sign_link(key: str, purpose: LinkPurpose, delivery_id: str) -> str:
     return _signer(key, purpose).sign(delivery_id).decode()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import time
 from typing import Any, Final
 
@@ -13,6 +11,7 @@ from flask import Flask, Response, g, request
 from waitlist.api.problems import PREFIX
 from waitlist.api.reading import KEY_HEADER, well_formed_key
 from waitlist.model import Answer
+from waitlist.tokens import key_hmac
 from waitlist.web.current import services
 
 log: Any = structlog.get_logger("waitlist.api")
@@ -50,15 +49,10 @@ def _log(response: Response, key: str | None) -> None:
         status=response.status_code,
         problem=g.get("problem_code"),
         client=client.name if client else None,
-        key_prefix=key_prefix(services().settings.data_key_text, key) if key else None,
+        key_prefix=key_hmac(services().settings.data_key_text, key)[:KEY_PREFIX_DIGITS] if key else None,
         operation_id=response.headers.get("Operation-Id"),
         operation_state=response.headers.get("Operation-State"),
         state=answer.state if answer else None,
         decision=answer.decision if answer else None,
         duration_ms=round((time.perf_counter() - g.began_at) * 1000, 1),
     )
-
-
-def key_prefix(data_key: str, key: str) -> str:
-    digest = hmac.new(data_key.encode(), f"idempotency-key\0{key}".encode(), hashlib.sha256)
-    return digest.hexdigest()[:KEY_PREFIX_DIGITS]
