@@ -6,6 +6,7 @@ import re
 
 from email_validator import EmailNotValidError, validate_email
 
+from waitlist import messages
 from waitlist.errors import InvalidAddress
 
 # RFC 5321 allows 254 octets; U-labels may be longer as typed than as stored. Checked before any parsing, since
@@ -22,15 +23,15 @@ def canonical_address(typed: str) -> str:
     """
     trimmed = typed.strip()
     if not trimmed:
-        raise InvalidAddress("Enter your email address.")
+        raise InvalidAddress(messages.ADDRESS_MISSING)
     if len(trimmed) > MAX_TYPED_CHARACTERS:
-        raise InvalidAddress("This address is too long to be an email address.")
+        raise InvalidAddress(messages.ADDRESS_TOO_LONG)
     if not trimmed.isprintable():
-        raise InvalidAddress("The address holds an invisible character. Please type it anew.")
+        raise InvalidAddress(messages.ADDRESS_INVISIBLE)
     try:
         checked = validate_email(trimmed, strict=True, check_deliverability=False, allow_smtputf8=False)
     except EmailNotValidError as error:
-        raise InvalidAddress(f"Enter an email address like name@example.com. {error}") from error
+        raise InvalidAddress(messages.ADDRESS_UNSOUND.format(reason=error)) from error
     if _ENCODED_WORD_OPENING.search(checked.local_part):
-        raise InvalidAddress("This address cannot be used in a mail header.")
+        raise InvalidAddress(messages.ADDRESS_UNFIT)
     return f"{checked.local_part}@{checked.ascii_domain}".lower()

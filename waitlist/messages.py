@@ -24,6 +24,12 @@ EMAIL_LABEL: Final = "Email address"
 HONEYPOT_LABEL: Final = "Leave this field empty"
 JOIN_BUTTON: Final = "Join the waitlist"
 NEXT_STEP: Final = "We send one mail to make sure that the address is yours. You are on the list once you confirm it."
+ADDRESS_MISSING: Final = "Enter your email address."
+ADDRESS_TOO_LONG: Final = "This address is too long to be an email address."
+ADDRESS_INVISIBLE: Final = "The address holds an invisible character. Please type it anew."
+# The reason is a sentence of email-validator's, in English like everything here.
+ADDRESS_UNSOUND: Final = "Enter an email address like name@example.com. {reason}"
+ADDRESS_UNFIT: Final = "This address cannot be used in a mail header."
 CONSENT_MISSING: Final = "Tick the box to join: without your consent we may not write to you."
 CONSENT_CHANGED: Final = "This text has changed since you opened the page. Please read it and tick the box again."
 FORM_EXPIRED: Final = (
