@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -556,6 +557,60 @@ def test_mail_whose_link_is_nearly_over_is_never_sent(
     drain(services)
 
     assert len(sender.mails) == mails
+
+
+def test_mail_whose_link_is_too_old_is_not_reported_as_due(services: Services, clock: FakeClock) -> None:
+    join(services)
+    clock.advance(22 * 3600)
+    assert ledger.outbox_report(services).due == 1
+    assert ledger.readiness(services).oldest_due_seconds == 22 * 3600
+
+    clock.advance(2 * 3600)
+
+    report = ledger.outbox_report(services)
+    assert (report.due, report.waiting, report.needs_person) == (0, 1, ())
+    assert ledger.readiness(services).oldest_due_seconds is None
+
+
+def waits_of_follower(services: Services, monkeypatch: pytest.MonkeyPatch, times: int = 3) -> list[float]:
+    """How long a worker that follows waits each time, as if nothing happened meanwhile; until `times` waits."""
+    worker = a_worker(services)
+    waits: list[float] = []
+
+    def wait(seconds: float, _is_stopping: Callable[[], bool]) -> None:
+        waits.append(seconds)
+        if len(waits) == times:
+            worker.stop.set()
+
+    monkeypatch.setattr(services.store, "watch", lambda: nullcontext(wait))
+    outbox.follow(worker)
+    return waits
+
+
+def test_follower_with_a_mail_that_is_too_old_looks_no_more_often_than_any_idle_one(
+    services: Services, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join(services)
+    clock.advance(25 * 3600)
+
+    assert waits_of_follower(services, monkeypatch) == [outbox.IDLE_SECONDS] * 3
+
+
+def test_follower_whose_budget_is_used_up_looks_no_more_often_than_any_idle_one(
+    services: Services, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frugal = set_setting(services, mail_budget_per_hour=1)
+    for number in range(3):
+        join(frugal, f"p{number}@example.com")
+
+    assert waits_of_follower(frugal, monkeypatch) == [outbox.IDLE_SECONDS] * 3
+
+
+def test_follower_wakes_when_the_lease_of_another_ends(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    join(services)
+    outbox.claim(set_setting(services, lease_seconds=2), "other", 1)
+
+    assert waits_of_follower(services, monkeypatch, times=1) == [2]
 
 
 def test_short_lived_link_is_sent_while_a_quarter_of_its_life_is_left(

@@ -65,6 +65,7 @@ DECISION_WORDS: Final = {
 }
 
 
+_LINK_MARGIN: Final = {"margin": policy.LINK_MARGIN_SECONDS, "fraction": policy.LINK_MARGIN_FRACTION}
 # A due mail that waits longer than this has no worker, or a sick one: attempts and leases take a minute.
 LATE_SECONDS: Final = 600
 
@@ -265,13 +266,13 @@ def _readiness(tx: Transaction) -> Readiness:
 
 
 def _oldest_due_seconds(tx: Transaction) -> int | None:
-    oldest = get_oldest_due_at(tx)
+    oldest = get_oldest_due_at(tx, **_LINK_MARGIN)
     return tx.now - oldest if oldest is not None else None
 
 
 def _outbox_report(tx: Transaction) -> OutboxReport:
     rows = count_live_rows(tx)
-    due, oldest, fault = count_due_rows(tx), _oldest_due_seconds(tx), systemic_fault(tx)
+    due, oldest, fault = count_due_rows(tx, **_LINK_MARGIN), _oldest_due_seconds(tx), systemic_fault(tx)
     in_doubt, dead = count_rows_in_doubt(tx), rows[OutboxStatus.DEAD]
     needs_person = []
     if fault:

@@ -508,8 +508,12 @@ def _persist(worker: Worker, body: Callable[[Transaction], T]) -> T:
 
 
 def _idle_seconds(worker: Worker) -> float:
+    """Until the next moment at which there may be work. What is due already was not for us: its link is too old, or
+    the hourly budget is used up.
+    """
+
     def body(tx: Transaction) -> float:
         moment = next_moment(tx)
-        return IDLE_SECONDS if moment is None else min(IDLE_SECONDS, max(0.5, moment - tx.now))
+        return IDLE_SECONDS if moment is None else min(IDLE_SECONDS, moment - tx.now)
 
     return run_query(worker.services.store, body)

@@ -88,7 +88,10 @@ _BY_IDS = _ROW.where(_o.id.in_(bindparam("ids", expanding=True))).order_by(_o.av
 
 # A link worth sending: `margin` seconds left, or the given fraction of its life (policy.LINK_MARGIN_*).
 _left = _d.token_expires_at - bindparam("now")
-_IS_LINK_FRESH = or_(_left >= bindparam("margin"), _left * bindparam("fraction") >= _d.token_expires_at - _d.created_at)
+IS_LINK_FRESH = and_(
+    _left > 0,
+    or_(_left >= bindparam("margin"), _left * bindparam("fraction") >= _d.token_expires_at - _d.created_at),
+)
 _IS_QUEUED = is_literally(_o.status, OutboxStatus.QUEUED)
 _IS_HELD = is_literally(_o.status, OutboxStatus.LEASED, OutboxStatus.DISPATCHING)
 _IS_DUE = and_(
@@ -99,7 +102,7 @@ _IS_DUE = and_(
 _DUE = (
     select(_o.id)
     .join(email_deliveries, _d.id == _o.delivery_id)
-    .where(_IS_DUE, _IS_LINK_FRESH, _left > 0)
+    .where(_IS_DUE, IS_LINK_FRESH)
     .order_by(_o.available_at, _o.id)
     .limit(bindparam("most"))
     .with_for_update(of=email_outbox, skip_locked=True)
@@ -143,8 +146,8 @@ _STALE = (
     .with_for_update(of=email_outbox, skip_locked=True)
 )
 _IN_HAND = select(func.count()).select_from(email_outbox).where(_IS_HELD)
-_NEXT_DUE = select(func.min(_o.available_at)).where(_IS_QUEUED)
-_NEXT_EXPIRY = select(func.min(_o.lease_expires_at)).where(_IS_HELD)
+_NEXT_DUE = select(func.min(_o.available_at)).where(_IS_QUEUED, _o.available_at > bindparam("now"))
+_NEXT_EXPIRY = select(func.min(_o.lease_expires_at)).where(_IS_HELD, _o.lease_expires_at > bindparam("now"))
 
 _update = sa.update(email_outbox).where(_o.id == bindparam("outbox_id"))
 _held = _update.where(_o.lease_token == bindparam("lease"))
@@ -253,8 +256,8 @@ def count_in_hand(tx: Transaction) -> int:
 
 
 def next_moment(tx: Transaction) -> int | None:
-    """When the next row falls due or the next lease ends; None with nothing to wait for."""
-    moments = (tx.execute(_NEXT_DUE).scalar_one(), tx.execute(_NEXT_EXPIRY).scalar_one())
+    """When the next row falls due or the next lease ends, later than now; None with nothing to wait for."""
+    moments = [tx.execute(statement, {"now": tx.now}).scalar_one() for statement in (_NEXT_DUE, _NEXT_EXPIRY)]
     return min((int(moment) for moment in moments if moment is not None), default=None)
 
 

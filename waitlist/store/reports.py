@@ -10,6 +10,7 @@ from sqlalchemy import bindparam, func, select
 
 from waitlist.model import Channel, Decision, DeliveryStatus, EventType, OutboxStatus, RequestState, Suppression
 from waitlist.store.engine import Transaction
+from waitlist.store.outbox import IS_LINK_FRESH
 from waitlist.store.schema import (
     delivery_events,
     email_deliveries,
@@ -95,9 +96,18 @@ _NEWEST_RECIPIENT = (
     .order_by(email_deliveries.c.sequence.desc())
     .limit(1)
 )
-_OLDEST_DUE = select(func.min(email_outbox.c.available_at)).where(
-    is_literally(email_outbox.c.status, OutboxStatus.QUEUED), email_outbox.c.available_at <= bindparam("now")
+# Those that a worker would claim: a row whose link is too old waits for nobody.
+_due = (
+    select(email_outbox.c.available_at)
+    .join(email_deliveries, email_deliveries.c.id == email_outbox.c.delivery_id)
+    .where(
+        is_literally(email_outbox.c.status, OutboxStatus.QUEUED),
+        email_outbox.c.available_at <= bindparam("now"),
+        IS_LINK_FRESH,
+    )
 )
+_OLDEST_DUE = _due.order_by(email_outbox.c.available_at).limit(1)
+_DUE_ROWS = select(func.count()).select_from(_due.subquery())
 
 
 _ATTEMPT_ENDS = _event.where(
@@ -112,11 +122,6 @@ _HELD_ROWS = (
     select(email_outbox.c.status, func.count().label("rows"))
     .where(is_literally(email_outbox.c.status, OutboxStatus.LEASED, OutboxStatus.DISPATCHING))
     .group_by(email_outbox.c.status)
-)
-_DUE_ROWS = (
-    select(func.count())
-    .select_from(email_outbox)
-    .where(is_literally(email_outbox.c.status, OutboxStatus.QUEUED), email_outbox.c.available_at <= bindparam("now"))
 )
 _FAILED = (
     select(func.count())
@@ -161,8 +166,9 @@ def count_live_rows(tx: Transaction) -> dict[OutboxStatus, int]:
     return counts | {status: held.get(status, 0) for status in (OutboxStatus.LEASED, OutboxStatus.DISPATCHING)}
 
 
-def count_due_rows(tx: Transaction) -> int:
-    return int(tx.execute(_DUE_ROWS, {"now": tx.now}).scalar_one())
+def count_due_rows(tx: Transaction, *, margin: int, fraction: int) -> int:
+    """Rows whose time has come and whose link is worth sending, as claim_due() says."""
+    return int(tx.execute(_DUE_ROWS, {"now": tx.now, "margin": margin, "fraction": fraction}).scalar_one())
 
 
 def count_rows_in_doubt(tx: Transaction) -> int:
@@ -220,9 +226,10 @@ def get_newest_recipient(tx: Transaction) -> tuple[str, str] | None:
     return (row.email, row.recipient_hmac) if row else None
 
 
-def get_oldest_due_at(tx: Transaction) -> int | None:
-    """Since when the oldest due mail waits; None if nothing is due."""
-    oldest: int | None = tx.execute(_OLDEST_DUE, {"now": tx.now}).scalar_one()
+def get_oldest_due_at(tx: Transaction, *, margin: int, fraction: int) -> int | None:
+    """Since when the oldest due mail waits, of those that count_due_rows() counts; None if nothing is due."""
+    values = {"now": tx.now, "margin": margin, "fraction": fraction}
+    oldest: int | None = tx.execute(_OLDEST_DUE, values).scalar_one_or_none()
     return oldest
 
 
