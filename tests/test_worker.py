@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from tests.factories import FakeClock, FakeSender, make_list
 from tests.scenes import (
@@ -604,6 +606,31 @@ def test_follower_whose_budget_is_used_up_looks_no_more_often_than_any_idle_one(
         join(frugal, f"p{number}@example.com")
 
     assert waits_of_follower(frugal, monkeypatch) == [outbox.IDLE_SECONDS] * 3
+
+
+def test_follower_outlives_a_bug_and_logs_it_without_its_text(
+    services: Services, sender: FakeSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join(services)
+    pauses: list[float] = []
+    claim = outbox.claim
+
+    def stumble(*_arguments: Any) -> list[OutboxRow]:
+        if len(pauses) == 2:
+            monkeypatch.setattr(outbox, "claim", claim)
+        raise RuntimeError(f"a bug with {EMAIL}")
+
+    monkeypatch.setattr(outbox, "claim", stumble)
+    monkeypatch.setattr(threading.Event, "wait", lambda _event, seconds: pauses.append(seconds))
+    with capture_logs() as logs:
+        waits_of_follower(services, monkeypatch)
+
+    assert pauses == [5, 10, 20]
+    assert [mail.recipient for mail in sender.mails] == [EMAIL]
+    failures = [entry for entry in logs if entry["event"] == "worker_failed"]
+    assert [failure["error"] for failure in failures] == ["RuntimeError"] * 3
+    assert "in stumble" in failures[0]["where"][-1]
+    assert EMAIL not in repr(logs)
 
 
 def test_follower_wakes_when_the_lease_of_another_ends(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,6 +151,11 @@ def follow(worker: Worker) -> None:
         except StorageBusy as error:
             log.warning("storage_busy", error=str(error))
             worker.stop.wait(STORAGE_PAUSE_SECONDS)
+        except Exception as error:
+            # A bug of ours. It must not end this thread: nobody would notice while those of other connections go on.
+            faults += 1
+            log.error("worker_failed", owner=worker.owner, error=type(error).__name__, where=_frames(error))
+            worker.stop.wait(policy.pause_seconds(faults, None))
 
 
 def follow_all(workers: Sequence[Worker]) -> None:
@@ -407,9 +412,7 @@ def _attempt(worker: Worker, dispatch: Dispatch) -> Finished:
         outcome = _send(worker, dispatch)
     except Exception as error:
         # A bug of ours, and nobody knows how far the mail got.
-        # The traceback's frames only: an error's text may hold an address.
-        where = traceback.format_tb(error.__traceback__)
-        log.error("sender_failed", delivery_id=row.delivery_id, error=type(error).__name__, where=where)
+        log.error("sender_failed", delivery_id=row.delivery_id, error=type(error).__name__, where=_frames(error))
         outcome = Outcome(OutcomeKind.IN_DOUBT, "sender_error", type(error).__name__)
     finished = Finished(dispatch, outcome, duration_ms=round((time.perf_counter() - started) * 1000))
     log.info(
@@ -442,6 +445,11 @@ def _send(worker: Worker, dispatch: Dispatch) -> Outcome:
         return worker.sender.send(mail, key=row.delivery_id, deadline_seconds=left_seconds)
     except UnfitMail as error:
         return Outcome(OutcomeKind.FAILED, "damaged", str(error))
+
+
+def _frames(error: Exception) -> list[str]:
+    """Where it happened, without its text, which may hold an address."""
+    return traceback.format_tb(error.__traceback__)
 
 
 def _count(worker: Worker, counts: Counts, finished: Finished) -> None:
