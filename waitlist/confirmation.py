@@ -26,9 +26,9 @@ from waitlist.store.deliveries import (
     get_delivery,
     get_delivery_by_token,
     get_latest_delivery,
-    insert_event,
     mark_accepted,
 )
+from waitlist.store.events import insert_event
 from waitlist.store.outbox import mark_row_sent
 from waitlist.store.subscribers import (
     get_subscriber_by_id,

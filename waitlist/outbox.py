@@ -31,14 +31,13 @@ from waitlist.services import Services
 from waitlist.settings import Settings
 from waitlist.store import Transaction, run_query, run_transaction
 from waitlist.store.deliveries import (
-    count_handed_over,
-    insert_event,
     mark_accepted,
     mark_queued_again,
     mark_sending,
     mark_settled,
     undo_sending,
 )
+from waitlist.store.events import count_handed_over, insert_event
 from waitlist.store.outbox import (
     OutboxRow,
     claim_due,

@@ -27,7 +27,6 @@ from waitlist.model import (
     PreparedMail,
     Reason,
     Submission,
-    Subscriber,
     SubscriberStatus,
     Waitlist,
 )
@@ -38,9 +37,9 @@ from waitlist.store.deliveries import (
     count_mails,
     get_latest_delivery,
     insert_delivery,
-    insert_event,
     mark_settled,
 )
+from waitlist.store.events import insert_event
 from waitlist.store.outbox import cancel_outbox_row, insert_outbox_row
 from waitlist.store.subscribers import (
     get_subscriber,
@@ -139,6 +138,7 @@ def prepare_mail(services: Services, waitlist: Waitlist, email: str) -> Prepared
         outbox_id=new_id(),
         template=CONFIRMATION,
         token_hash=token_digest(token),
+        token_ttl_seconds=services.settings.token_ttl_seconds,
         confirmation_url=services.composer.confirmation_url(token),
         message=message,
         payload_hash=hashlib.sha256(message.encode()).hexdigest(),
@@ -163,19 +163,18 @@ def _decide(tx: Transaction, settings: Settings, submission: Submission, prepare
         insert_or_revive(tx, submission, prepared)
         return Decision.CAPPED
     before = get_subscriber(tx, submission.list_id, submission.email)
-    expires_at = tx.now + settings.token_ttl_seconds
     cooldown = policy.cooldown_bounds(tx.now, settings.cooldown_seconds)
-    if subscriber_id := upsert_pending(tx, submission, prepared, expires_at, cooldown):  # new, cooled down, or back
+    if subscriber_id := upsert_pending(tx, submission, prepared, cooldown=cooldown):  # new, cooled down, or back
         latest = get_latest_delivery(tx, subscriber_id)
         supersede_open(tx, latest)
         reason = policy.decide_reason(before, latest)
-        if not enqueue(tx, submission, prepared, subscriber_id, latest, reason, expires_at):
+        if not enqueue(tx, submission, prepared, subscriber_id=subscriber_id, latest=latest, reason=reason):
             raise Restart  # another open mail appeared since we looked
         return Decision.QUEUED
-    return _retry_or_refuse(tx, submission, prepared, expires_at)
+    return _retry_or_refuse(tx, submission, prepared)
 
 
-def _retry_or_refuse(tx: Transaction, submission: Submission, prepared: PreparedMail, expires_at: int) -> Decision:
+def _retry_or_refuse(tx: Transaction, submission: Submission, prepared: PreparedMail) -> Decision:
     subscriber = lock_subscriber(tx, submission.list_id, submission.email)
     if subscriber is None:
         raise Restart  # erased since the upsert looked
@@ -186,22 +185,18 @@ def _retry_or_refuse(tx: Transaction, submission: Submission, prepared: Prepared
         revive_in_flight(tx, subscriber.id, consent_version=submission.consent_version)
         return Decision.IN_FLIGHT
     if subscriber.status is SubscriberStatus.PENDING and policy.is_retryable(latest):
-        return _claim_failure(tx, submission, prepared, subscriber, latest, expires_at)
+        return _claim_failure(tx, submission, prepared, subscriber_id=subscriber.id, latest=latest)
     return policy.decide_refusal(subscriber, latest)
 
 
 def _claim_failure(
-    tx: Transaction,
-    submission: Submission,
-    prepared: PreparedMail,
-    subscriber: Subscriber,
-    latest: Delivery | None,
-    expires_at: int,
+    tx: Transaction, submission: Submission, prepared: PreparedMail, *, subscriber_id: str, latest: Delivery | None
 ) -> Decision:
     """One failure, one retry: the unique index on retry_of_delivery_id lets exactly one submission have it."""
-    if not enqueue(tx, submission, prepared, subscriber.id, latest, Reason.FAILURE_RETRY, expires_at):
+    reason = Reason.FAILURE_RETRY
+    if not enqueue(tx, submission, prepared, subscriber_id=subscriber_id, latest=latest, reason=reason):
         return Decision.RETRY_CLAIMED
-    if not rotate_token(tx, subscriber.id, submission, prepared, expires_at):
+    if not rotate_token(tx, submission, prepared, subscriber_id=subscriber_id):
         raise Restart  # confirmed or gone meanwhile: no mail for them
     return Decision.RETRY_QUEUED
 
@@ -225,10 +220,10 @@ def enqueue(
     tx: Transaction,
     submission: Submission,
     prepared: PreparedMail,
+    *,
     subscriber_id: str,
     latest: Delivery | None,
     reason: Reason,
-    expires_at: int,
 ) -> bool:
     """Write delivery and outbox row; False if another transaction was first (one open mail, one retry a failure)."""
     inserted = insert_delivery(
@@ -239,7 +234,6 @@ def enqueue(
         previous=latest,
         retry_of=latest if policy.is_retryable(latest) else None,
         reason=reason,
-        expires_at=expires_at,
     )
     if inserted:
         insert_outbox_row(tx, prepared, submission.email)

@@ -1,4 +1,4 @@
-"""Verbs on email_deliveries and delivery_events. A delivery is one intended mail; its events are appended, never changed."""
+"""Verbs on email_deliveries. A delivery is one intended mail."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from sqlalchemy import bindparam, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 
 from waitlist.model import (
-    MOST_DETAIL_CHARACTERS,
     OPEN_DELIVERY,
     Delivery,
     DeliveryStatus,
-    EventType,
     PreparedMail,
     Reason,
     Submission,
 )
 from waitlist.store.engine import Transaction
-from waitlist.store.schema import delivery_events, email_deliveries
-from waitlist.tokens import new_id
-from waitlist.version import __version__
+from waitlist.store.schema import email_deliveries
 
 _d = email_deliveries.c
 _OF_SUBSCRIBER = (
@@ -78,16 +74,6 @@ _NAME_MESSAGE = (
     .where(_d.id == bindparam("delivery_id"), _d.provider_message_id.is_(None))
     .values(provider_message_id=bindparam("new_message_id"))
 )
-_INSERT_EVENT = sa.insert(delivery_events)
-_e = delivery_events.c
-# In doubt, too: a server that takes the final dot and never answers may have every one of them.
-_HANDED_OVER = (
-    select(func.count())
-    .select_from(delivery_events)
-    .where(
-        _e.type.in_((EventType.ACCEPTED, EventType.IN_DOUBT)), _e.at > bindparam("since"), _e.at <= bindparam("until")
-    )
-)
 
 
 def get_delivery(tx: Transaction, delivery_id: str) -> Delivery | None:
@@ -127,7 +113,6 @@ def insert_delivery(
     previous: Delivery | None,
     retry_of: Delivery | None,
     reason: Reason,
-    expires_at: int,
 ) -> bool:
     """False if another transaction was first: it has the subscriber's one open delivery, or has claimed this failure."""
     generation = previous.generation + 1 if previous else 1
@@ -141,7 +126,7 @@ def insert_delivery(
         "reason": reason,
         "status": DeliveryStatus.QUEUED,
         "token_hash": prepared.token_hash,
-        "token_expires_at": expires_at,
+        "token_expires_at": tx.now + prepared.token_ttl_seconds,
         "consent_at": tx.now if submission.consent_at is None else submission.consent_at,
         "consent_version": submission.consent_version,
         "recipient_hmac": submission.cap_hmac,
@@ -187,39 +172,6 @@ def mark_moved(tx: Transaction, delivery_id: str, status: DeliveryStatus, earlie
     """As a provider's event says; False if the delivery stands at none of `earlier`: it is that far, or further."""
     error_code = None if status is DeliveryStatus.DELIVERED else status
     return _acted(tx, _MOVE, delivery_id, earlier, new_status=status, new_error_code=error_code)
-
-
-def insert_event(
-    tx: Transaction,
-    delivery_id: str | None,
-    event: EventType,
-    *,
-    provider: str | None = None,
-    provider_message_id: str | None = None,
-    event_id: str | None = None,
-    duration_ms: int | None = None,
-    detail: str = "",
-    at: int | None = None,
-) -> None:
-    """Append one event. `detail` is cut here; the caller keeps addresses out of it."""
-    values = {
-        "id": new_id(),
-        "delivery_id": delivery_id,
-        "type": event,
-        "at": tx.now if at is None else at,
-        "provider": provider,
-        "event_id": event_id,
-        "provider_message_id": provider_message_id,
-        "app_version": __version__,
-        "duration_ms": duration_ms,
-        "detail": detail[:MOST_DETAIL_CHARACTERS],
-    }
-    tx.execute(_INSERT_EVENT, values)
-
-
-def count_handed_over(tx: Transaction, *, since: int, until: int) -> int:
-    """Mails that a provider took, or may have taken, at since < at <= until. One in doubt and then proved counts twice."""
-    return int(tx.execute(_HANDED_OVER, {"since": since, "until": until}).scalar_one())
 
 
 def _acted(

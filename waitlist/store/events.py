@@ -1,7 +1,8 @@
-"""Verbs on the events that providers report. One without its delivery is parked; it is given to it once, and then kept.
+"""Verbs on delivery_events: our own and those that providers report. Appended, never changed; but a provider's event
+without its delivery is parked, and given to it once.
 
-The insert comes before any other lock and without its delivery: a foreign key would hold the delivery's row, and an
-erasure, which locks the subscriber first, would meet it from the other side.
+A provider's event is inserted before any other lock and without its delivery: a foreign key would hold the delivery's
+row, and an erasure, which locks the subscriber first, would meet it from the other side.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from waitlist.model import MOST_DETAIL_CHARACTERS, EventType, ProviderEvent
@@ -34,6 +35,15 @@ class ParkedEvent:
 
 _e = delivery_events.c
 _d = email_deliveries.c
+_INSERT = sa.insert(delivery_events)
+# In doubt, too: a server that takes the final dot and never answers may have every one of them.
+_HANDED_OVER = (
+    select(func.count())
+    .select_from(delivery_events)
+    .where(
+        _e.type.in_((EventType.ACCEPTED, EventType.IN_DOUBT)), _e.at > bindparam("since"), _e.at <= bindparam("until")
+    )
+)
 # No conflict target: (provider, event_id) is the only one that can be met.
 _PARK = insert(delivery_events).on_conflict_do_nothing().returning(_e.id)
 _is_parked = _e.delivery_id.is_(None)
@@ -58,8 +68,38 @@ _ATTACH = (
     .values(delivery_id=bindparam("of_delivery"), type=bindparam("new_type"))
 )
 _is_stale = sa.and_(_is_parked, _e.at <= bindparam("before"))
-_COUNT_STALE = select(sa.func.count()).select_from(delivery_events).where(_is_stale)
+_COUNT_STALE = select(func.count()).select_from(delivery_events).where(_is_stale)
 _DROP = sa.delete(delivery_events).where(_is_stale)
+
+
+def insert_event(
+    tx: Transaction,
+    delivery_id: str,
+    event: EventType,
+    *,
+    provider: str | None = None,
+    provider_message_id: str | None = None,
+    duration_ms: int | None = None,
+    detail: str = "",
+) -> None:
+    """Append one of our own. `detail` is cut here; the caller keeps addresses out of it."""
+    values = {
+        "id": new_id(),
+        "delivery_id": delivery_id,
+        "type": event,
+        "at": tx.now,
+        "provider": provider,
+        "provider_message_id": provider_message_id,
+        "app_version": __version__,
+        "duration_ms": duration_ms,
+        "detail": detail[:MOST_DETAIL_CHARACTERS],
+    }
+    tx.execute(_INSERT, values)
+
+
+def count_handed_over(tx: Transaction, *, since: int, until: int) -> int:
+    """Mails that a provider took, or may have taken, at since < at <= until. One in doubt and then proved counts twice."""
+    return int(tx.execute(_HANDED_OVER, {"since": since, "until": until}).scalar_one())
 
 
 def park_event(tx: Transaction, provider: str, event: ProviderEvent, recipient_hmac: str | None) -> ParkedEvent | None:
