@@ -250,6 +250,8 @@ class PreparedMail:
     outbox_id: str
     template: str
     token_hash: str
+    # From the transaction on, as the mail says in words.
+    token_ttl_seconds: int
     confirmation_url: str
     message: str
     payload_hash: str

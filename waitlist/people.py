@@ -20,7 +20,6 @@ from waitlist.model import (
     Suppression,
 )
 from waitlist.services import Services
-from waitlist.settings import Settings
 from waitlist.signup import enqueue, prepare_mail, supersede_open
 from waitlist.store import Transaction, run_query, run_transaction
 from waitlist.store.deliveries import get_latest_delivery
@@ -59,8 +58,7 @@ def resend(services: Services, email: str, *, reason: str, list_id: str | None =
         source=reason.strip(),
     )
     prepared = prepare_mail(services, waitlist, email)
-    body = partial(_resend, settings=services.settings, submission=submission, prepared=prepared)
-    return run_transaction(services.store, body)
+    return run_transaction(services.store, partial(_resend, submission=submission, prepared=prepared))
 
 
 def suppress(services: Services, email: str) -> bool:
@@ -91,7 +89,7 @@ def _find_pending(tx: Transaction, email: str, list_id: str | None) -> Subscribe
     raise InvalidInput(f"Not pending: {stands}.")
 
 
-def _resend(tx: Transaction, settings: Settings, submission: Submission, prepared: PreparedMail) -> Answer:
+def _resend(tx: Transaction, submission: Submission, prepared: PreparedMail) -> Answer:
     open_request(tx, submission, prepared.delivery_id)
     tx.lock(submission.cap_hmac)
     if suppression := get_suppression(tx, submission.email_hmac):
@@ -102,9 +100,9 @@ def _resend(tx: Transaction, settings: Settings, submission: Submission, prepare
     latest = get_latest_delivery(tx, subscriber.id)
     if latest is not None and latest.status is DeliveryStatus.SENDING:
         raise InvalidInput("A mail is on its way at this moment.")
-    expires_at = tx.now + settings.token_ttl_seconds
     supersede_open(tx, latest)
-    if not enqueue(tx, submission, prepared, subscriber.id, latest, Reason.OPERATOR_RESEND, expires_at):
+    reason = Reason.OPERATOR_RESEND
+    if not enqueue(tx, submission, prepared, subscriber_id=subscriber.id, latest=latest, reason=reason):
         raise Restart  # another open mail appeared since we looked
-    rotate_token(tx, subscriber.id, submission, prepared, expires_at)
+    rotate_token(tx, submission, prepared, subscriber_id=subscriber.id)
     return close_request(tx, submission, prepared.delivery_id, Decision.QUEUED)

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import click
 
-from waitlist import ledger, outbox
-from waitlist import people as by_hand
+from waitlist import ledger, outbox, people
 from waitlist.addresses import canonical_address
 from waitlist.cli.base import EXIT_FAULT, as_json_option, command, echo_json
 from waitlist.model import Outcome, OutcomeKind
@@ -82,7 +81,7 @@ def test_mail(address: str) -> None:
 @click.option("--list", "list_id", metavar="NAME", help="Which list, for somebody pending on several.")
 def resend(address: str, reason: str, list_id: str | None) -> None:
     """Queue a new confirmation mail for somebody pending, past cooldown and caps."""
-    answer = by_hand.resend(services(), canonical_address(address), reason=reason, list_id=list_id)
+    answer = people.resend(services(), canonical_address(address), reason=reason, list_id=list_id)
     click.echo(f"Queued the mail {answer.job_id}; `flask drain-outbox` sends it.")
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from waitlist import ledger
-from waitlist import people as owner
+from waitlist import ledger, people
 from waitlist.addresses import canonical_address
 from waitlist.cli.base import as_json_option, command, echo_json
 from waitlist.web.current import services
@@ -32,7 +31,7 @@ def explain(address: str, as_json: bool) -> None:
 def suppress(address: str) -> None:
     """Never write to ADDRESS again: take it off every list and cancel its mails."""
     email = canonical_address(address)
-    is_new = owner.suppress(services(), email)
+    is_new = people.suppress(services(), email)
     click.echo(f"{email} is suppressed." if is_new else f"{email} was suppressed before; `flask explain` says why.")
 
 
@@ -41,7 +40,7 @@ def suppress(address: str) -> None:
 def unsuppress(address: str) -> None:
     """Let ADDRESS be written to again. It is on no list until somebody submits it."""
     email = canonical_address(address)
-    was_suppressed = owner.unsuppress(services(), email)
+    was_suppressed = people.unsuppress(services(), email)
     click.echo(f"{email} is not suppressed any more." if was_suppressed else f"{email} was not suppressed.")
 
 

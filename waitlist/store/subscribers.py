@@ -148,7 +148,7 @@ def lock_subscribers_everywhere(tx: Transaction, email: str) -> list[Subscriber]
 
 
 def upsert_pending(
-    tx: Transaction, submission: Submission, prepared: PreparedMail, expires_at: int, bounds: CooldownBounds
+    tx: Transaction, submission: Submission, prepared: PreparedMail, *, cooldown: CooldownBounds
 ) -> str | None:
     """Insert a pending subscriber, rotate the token of one whose cooldown is over, or revive one who had left.
 
@@ -156,10 +156,10 @@ def upsert_pending(
     """
     values = _pending(tx, submission, prepared) | {
         "token_hash": prepared.token_hash,
-        "expires_at": expires_at,
+        "expires_at": tx.now + prepared.token_ttl_seconds,
         "rotated_at": tx.now,
-        "oldest": bounds.oldest,
-        "newest": bounds.newest,
+        "oldest": cooldown.oldest,
+        "newest": cooldown.newest,
     }
     acted: str | None = tx.execute(_UPSERT_PENDING, values).scalar_one_or_none()
     return acted
@@ -171,15 +171,13 @@ def insert_or_revive(tx: Transaction, submission: Submission, prepared: Prepared
     tx.execute(_INSERT_OR_REVIVE, _pending(tx, submission, prepared) | no_mail)
 
 
-def rotate_token(
-    tx: Transaction, subscriber_id: str, submission: Submission, prepared: PreparedMail, expires_at: int
-) -> bool:
+def rotate_token(tx: Transaction, submission: Submission, prepared: PreparedMail, *, subscriber_id: str) -> bool:
     """False if the subscriber is not pending any more."""
     values = {
         "consented_at": tx.now if submission.consent_at is None else submission.consent_at,
         "version": submission.consent_version,
         "token_hash": prepared.token_hash,
-        "expires_at": expires_at,
+        "expires_at": tx.now + prepared.token_ttl_seconds,
     }
     return _acted(tx, _ROTATE, subscriber_id, now=tx.now, **values)
 
