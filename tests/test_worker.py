@@ -45,7 +45,7 @@ from waitlist.model import DeliveryStatus, OutboxStatus, Outcome, OutcomeKind, S
 from waitlist.outbox import Dispatch, Finished
 from waitlist.services import Services
 from waitlist.store import run_query, run_transaction
-from waitlist.store.outbox import OutboxRow, get_row
+from waitlist.store.outbox import OutboxRow, get_row, lock_row
 from waitlist.store.schema import delivery_events, email_outbox
 
 LEASE = 60
@@ -760,6 +760,21 @@ def test_stop_finishes_the_mail_on_the_wire_and_releases_the_rest(services: Serv
 
     assert counts.attempts == 1
     assert [(row.status, row.claims) for row in outbox_rows(services)] == [("sent", 0), ("queued", 0), ("queued", 0)]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_release_waits_for_no_row_that_somebody_else_has(services: Services) -> None:
+    for number in range(3):
+        join(services, f"p{number}@example.com")
+    rows = outbox.claim(services, "test", 3)
+    worker = a_worker(services)
+    worker.stop.set()
+
+    with services.store.begin() as tx:
+        lock_row(tx, rows[1].id)
+        outbox.send_batch(worker, rows)
+
+    assert [row.status for row in outbox_rows(services)] == ["queued", "leased", "queued"]
 
 
 def test_mail_is_given_back_when_half_a_lease_has_passed(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,9 +45,9 @@ from waitlist.store.outbox import (
     end_held,
     end_queued,
     expire_claims,
-    is_row_free,
     lock_expired,
     lock_row,
+    lock_row_if_free,
     lock_stale,
     mark_dispatching,
     mark_row_sent,
@@ -484,7 +484,7 @@ def _record(worker: Worker, finished: Finished | None, upcoming: OutboxRow | Non
             settle(tx, sender, finished, randomness)
             # Two rows of one person, on two lists, may be wanted by an erasure or a complaint in the other order. So
             # nobody waits here for a second row with the first one in hand.
-            if upcoming is not None and not is_row_free(tx, upcoming.id):
+            if upcoming is not None and not lock_row_if_free(tx, upcoming.id):
                 return None, False
         return begin(tx), True
 
@@ -496,7 +496,9 @@ def _record(worker: Worker, finished: Finished | None, upcoming: OutboxRow | Non
 
 def _release_all(tx: Transaction, rows: Sequence[OutboxRow]) -> None:
     for row in rows:
-        release(tx, row)
+        # Waiting for one with others in hand would deadlock, as above. What somebody else has comes back by its lease.
+        if lock_row_if_free(tx, row.id):
+            release(tx, row)
 
 
 def _persist(worker: Worker, body: Callable[[Transaction], T]) -> T:

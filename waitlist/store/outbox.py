@@ -225,8 +225,8 @@ def lock_row(tx: Transaction, outbox_id: str) -> OutboxRow | None:
     return _row(row) if row else None
 
 
-def is_row_free(tx: Transaction, outbox_id: str) -> bool:
-    """Lock the row if no other transaction has it; never waits. False also for a row that is gone."""
+def lock_row_if_free(tx: Transaction, outbox_id: str) -> bool:
+    """False, without waiting, if another transaction has the row, or it is gone."""
     return tx.execute(_LOCK_IF_FREE, {"outbox_id": outbox_id}).scalar_one_or_none() is not None
 
 
