@@ -5,12 +5,10 @@ Knows how to begin, commit, rerun and wait; knows no table. Above it nothing ask
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
 import random
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError, InterfaceError, Opera
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from waitlist.errors import Restart, SchemaMismatch, StorageBusy, StorageUnavailable
+from waitlist.store.write_queue import WriteQueue
 
 T = TypeVar("T")
 
@@ -268,76 +267,13 @@ def _run(store: Store, begin: Callable[[], Any], body: Callable[[Transaction], T
         except Restart as restart:
             if run == MOST_RERUNS:
                 raise StorageBusy() from restart
-        except (DBAPIError, InterfaceError, PoolTimeoutError) as error:
+        except (DBAPIError, PoolTimeoutError) as error:
             rerunnable = isinstance(error, DBAPIError) and store.database.is_rerunnable(error)
             if not rerunnable or run == MOST_RERUNS:
                 raise store.database.translate(error) from error
             # Two transactions that deadlocked would meet again if both came back at once.
             time.sleep(random.uniform(0, 0.02 * (run + 1)))
     raise AssertionError("unreachable")
-
-
-class WriteQueue:
-    """Lets one write transaction at a time onto a SQLite file: a lock between threads, then a file lock between
-    processes. SQLite's own busy wait polls, which starves whole writers; these two queue.
-    """
-
-    def __init__(self, path: Path, seconds: float) -> None:
-        self._path = path
-        self._seconds = seconds
-        self._threads = threading.Lock()
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        deadline = time.monotonic() + self._seconds
-        if not self._threads.acquire(timeout=self._seconds):
-            raise StorageBusy()
-        try:
-            file = self._lock_file(deadline)
-            try:
-                yield
-            finally:
-                os.close(file)
-        finally:
-            self._threads.release()
-
-    def _lock_file(self, deadline: float) -> int:
-        try:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:
-            try:
-                file = os.open(
-                    self._path, os.O_RDONLY | os.O_CLOEXEC
-                )  # a read-only disk still queues, and then says so
-            except OSError as error:
-                raise StorageUnavailable() from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._wait_for(file, deadline)
-        return file
-
-    def _wait_for(self, file: int, deadline: float) -> None:
-        """flock() knows no time-out, so a thread waits; whichever of the two gives up last closes the file."""
-        handover = threading.Lock()
-        locked = threading.Event()
-        abandoned = False
-
-        def wait() -> None:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            with handover:
-                locked.set()
-                if abandoned:
-                    os.close(file)
-
-        threading.Thread(target=wait, daemon=True, name="write-queue").start()
-        if locked.wait(max(0.0, deadline - time.monotonic())):
-            return
-        with handover:
-            if locked.is_set():
-                return
-            abandoned = True
-        raise StorageBusy()
 
 
 class SQLite:
