@@ -1,4 +1,7 @@
-"""Looks the installation over: settings, schema, database version, mail login. Sends nothing, changes nothing."""
+"""Looks the installation over: settings, schema, database version, mail login.
+
+Sends nothing. Writes nothing but a probe into the folder of `file:` mail, which it takes away again; it makes the folder.
+"""
 
 from __future__ import annotations
 

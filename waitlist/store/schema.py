@@ -124,7 +124,7 @@ email_deliveries = sa.Table(
         sa.Text,
         ForeignKey("email_deliveries.id", name="email_deliveries_retry_of_delivery_id_fkey", ondelete="SET NULL"),
     ),
-    # NULL: made by the operator, or the ledger row has been purged.
+    # NULL: the ledger row has been purged.
     Column(
         "signup_request_id",
         sa.Text,
