@@ -5,12 +5,15 @@ of a request reaches the application, without any socket.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -41,9 +44,17 @@ def create_hasty_server() -> Server:
     return create_server()
 
 
+@dataclass(frozen=True)
+class Site:
+    """A real granian with the 16 threads it has by default; `lock` is the file on which writers queue."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    lock: Path
+
+
 @pytest.fixture
-def port(sqlite_files: SQLiteFiles, tmp_path: Path) -> Iterator[int]:
-    """Of a real granian with the 16 threads it has by default."""
+def site(sqlite_files: SQLiteFiles, tmp_path: Path) -> Iterator[Site]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     values = {
@@ -64,7 +75,7 @@ def port(sqlite_files: SQLiteFiles, tmp_path: Path) -> Iterator[int]:
     process = subprocess.Popen(command, shell=True, cwd=ROOT, env=environment)
     try:
         _wait_until_open(process, port)
-        yield port
+        yield Site(process, port, settings.database_path.with_name(f"{settings.database_path.name}.lock"))
     finally:
         process.terminate()
         try:
@@ -72,6 +83,11 @@ def port(sqlite_files: SQLiteFiles, tmp_path: Path) -> Iterator[int]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@pytest.fixture
+def port(site: Site) -> int:
+    return site.port
 
 
 def test_stalled_forms_stop_nobody_and_are_given_up(port: int) -> None:
@@ -106,6 +122,18 @@ def test_form_that_ends_too_soon_is_answered_and_never_handed_on(port: int, rest
 
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert messages.BODY_CUT_OFF.encode() in answer
+
+
+def test_form_under_way_at_a_stop_is_answered_before_the_server_ends(site: Site) -> None:
+    with ThreadPoolExecutor(1) as pool, site.lock.open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        answer = pool.submit(_sign_up, site.port)
+        _wait_for_waiter(site.lock)
+        site.process.terminate()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+
+        assert answer.result(SOON_SECONDS + 10) == 303
+        assert site.process.wait(10) == 0
 
 
 class TestWhatReachesTheApplication:
@@ -231,6 +259,17 @@ def _sign_up(port: int) -> int:
         headers = {"Cookie": cookie, "Content-Type": "application/x-www-form-urlencoded"}
         connection.request("POST", "/join/launch", urlencode(values), headers)
         return connection.getresponse().status
+
+
+def _wait_for_waiter(lock: Path) -> None:
+    """Until somebody waits for the file lock that we hold."""
+    inode = f":{lock.stat().st_ino} "
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        if any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines()):
+            return
+        time.sleep(0.01)
+    raise AssertionError("nobody came to wait")
 
 
 def _wait_until_open(process: subprocess.Popen[bytes], port: int) -> None:
