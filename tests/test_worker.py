@@ -633,6 +633,26 @@ def test_follower_outlives_a_bug_and_logs_it_without_its_text(
     assert EMAIL not in repr(logs)
 
 
+def test_follower_purges_a_minute_after_its_start_and_not_before(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopwatch: Any = SimpleNamespace(now=100.0, monotonic=lambda: stopwatch.now)
+    monkeypatch.setattr(outbox, "time", stopwatch)
+    purged_at: list[float] = []
+    monkeypatch.setattr(outbox, "purge", lambda _services, longest_seconds: purged_at.append(stopwatch.now))
+    worker = a_worker(services)
+
+    def wait(_seconds: float, _is_stopping: Callable[[], bool]) -> None:
+        stopwatch.now += 20
+        if stopwatch.now > 240:
+            worker.stop.set()
+
+    monkeypatch.setattr(services.store, "watch", lambda: nullcontext(wait))
+    outbox.follow(worker)
+
+    assert purged_at == [160, 220]
+
+
 def test_follower_wakes_when_the_lease_of_another_ends(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     join(services)
     outbox.claim(set_setting(services, lease_seconds=2), "other", 1)

@@ -130,7 +130,8 @@ class Worker:
 def follow(worker: Worker) -> None:
     """Drain whenever there is something to do, until `worker.stop` is set. Faults pause it and end by themselves."""
     faults = 0
-    purge_at = 0.0
+    # Not at once: a machine that has just started may not know the time yet, and would erase people before theirs.
+    purge_at = time.monotonic() + PURGE_EVERY_SECONDS
     while not worker.stop.is_set():
         try:
             with worker.services.store.watch() as wait_for_change:
