@@ -45,6 +45,7 @@ STOREY = {
     "waitlist.signup": USE_CASES,
     "waitlist.confirmation": USE_CASES,
     "waitlist.outbox": USE_CASES,
+    "waitlist.deliveries": USE_CASES,
     "waitlist.delivery_events": USE_CASES,
     "waitlist.idempotency": USE_CASES,
     "waitlist.ledger": USE_CASES,

@@ -9,27 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from waitlist import policy
-from waitlist.model import (
-    Answer,
-    Channel,
-    ConfirmOutcome,
-    Delivery,
-    EventType,
-    Subscriber,
-    Suppression,
-    Waitlist,
-)
+from waitlist.deliveries import prove_acceptance, supersede_if_waiting
+from waitlist.model import Answer, Channel, ConfirmOutcome, Delivery, Subscriber, Suppression, Waitlist
 from waitlist.services import Services
-from waitlist.signup import sign_up, supersede_if_waiting
+from waitlist.signup import sign_up
 from waitlist.store import Transaction, run_query, run_transaction
-from waitlist.store.deliveries import (
-    get_delivery,
-    get_delivery_by_token,
-    get_latest_delivery,
-    mark_accepted,
-)
-from waitlist.store.events import insert_event
-from waitlist.store.outbox import mark_row_sent
+from waitlist.store.deliveries import get_delivery, get_delivery_by_token, get_latest_delivery
 from waitlist.store.subscribers import (
     get_subscriber_by_id,
     insert_suppression,
@@ -124,13 +109,6 @@ def suppress_address(tx: Transaction, data_key: str, email: str, reason: Suppres
 def leave(tx: Transaction, subscriber_id: str) -> None:
     mark_unsubscribed(tx, subscriber_id)
     supersede_if_waiting(tx, get_latest_delivery(tx, subscriber_id))
-
-
-def prove_acceptance(tx: Transaction, delivery: Delivery, *, by: str = "its link") -> None:
-    """Somebody has the mail in hand, so a provider took it, whatever became of the attempt's answer."""
-    mark_row_sent(tx, delivery.id)
-    if mark_accepted(tx, delivery.id):
-        insert_event(tx, delivery.id, EventType.ACCEPTED, detail=f"proved by {by}")
 
 
 def _confirm(tx: Transaction, digest: str) -> Confirmation:

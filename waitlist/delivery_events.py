@@ -16,7 +16,8 @@ import structlog
 
 from waitlist import policy
 from waitlist.addresses import canonical_address
-from waitlist.confirmation import prove_acceptance, suppress_address
+from waitlist.confirmation import suppress_address
+from waitlist.deliveries import prove_acceptance
 from waitlist.errors import InvalidAddress
 from waitlist.model import DAY_SECONDS, Delivery, DeliveryStatus, EventType, ProviderEvent, Subscriber, Suppression
 from waitlist.services import Services

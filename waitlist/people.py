@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from waitlist.confirmation import suppress_address
+from waitlist.deliveries import enqueue, supersede_open
 from waitlist.errors import InvalidInput, Restart
 from waitlist.idempotency import close_request, open_request
 from waitlist.model import (
@@ -20,7 +21,7 @@ from waitlist.model import (
     Suppression,
 )
 from waitlist.services import Services
-from waitlist.signup import enqueue, prepare_mail, supersede_open
+from waitlist.signup import prepare_mail
 from waitlist.store import Transaction, run_query, run_transaction
 from waitlist.store.deliveries import get_latest_delivery
 from waitlist.store.subscribers import (

@@ -10,18 +10,17 @@ from collections.abc import Mapping
 from functools import partial
 
 from waitlist import policy
+from waitlist.deliveries import enqueue, supersede_open
 from waitlist.errors import Restart, UnknownConsent, UnknownList
 from waitlist.idempotency import claim_key, close_request, open_request
 from waitlist.mail.compose import CONFIRMATION
 from waitlist.model import (
     DAY_SECONDS,
-    OPEN_DELIVERY,
     Answer,
     Channel,
     Decision,
     Delivery,
     DeliveryStatus,
-    EventType,
     KeyClaim,
     ListState,
     PreparedMail,
@@ -33,14 +32,7 @@ from waitlist.model import (
 from waitlist.services import Services
 from waitlist.settings import Settings
 from waitlist.store import Transaction, run_query, run_transaction
-from waitlist.store.deliveries import (
-    count_mails,
-    get_latest_delivery,
-    insert_delivery,
-    mark_settled,
-)
-from waitlist.store.events import insert_event
-from waitlist.store.outbox import cancel_outbox_row, insert_outbox_row
+from waitlist.store.deliveries import count_mails, get_latest_delivery
 from waitlist.store.subscribers import (
     get_subscriber,
     get_suppression,
@@ -199,46 +191,6 @@ def _claim_failure(
     if not rotate_token(tx, submission, prepared, subscriber_id=subscriber_id):
         raise Restart  # confirmed or gone meanwhile: no mail for them
     return Decision.RETRY_QUEUED
-
-
-def supersede_open(tx: Transaction, latest: Delivery | None) -> None:
-    """Cancel the mail that a newer one replaces. Only the newest delivery of a subscriber can be open."""
-    if latest is not None and latest.status in OPEN_DELIVERY and not supersede_if_waiting(tx, latest):
-        raise Restart  # a worker just began to send it
-
-
-def supersede_if_waiting(tx: Transaction, latest: Delivery | None) -> bool:
-    """Cancel a mail that is still queued; one that is on the wire cannot be called back (False)."""
-    if latest is None or not cancel_outbox_row(tx, latest.id):
-        return False
-    mark_settled(tx, latest.id, DeliveryStatus.SUPERSEDED, None)
-    insert_event(tx, latest.id, EventType.SUPERSEDED)
-    return True
-
-
-def enqueue(
-    tx: Transaction,
-    submission: Submission,
-    prepared: PreparedMail,
-    *,
-    subscriber_id: str,
-    latest: Delivery | None,
-    reason: Reason,
-) -> bool:
-    """Write delivery and outbox row; False if another transaction was first (one open mail, one retry a failure)."""
-    inserted = insert_delivery(
-        tx,
-        submission,
-        prepared,
-        subscriber_id=subscriber_id,
-        previous=latest,
-        retry_of=latest if policy.is_retryable(latest) else None,
-        reason=reason,
-    )
-    if inserted:
-        insert_outbox_row(tx, prepared, submission.email)
-        tx.notify_worker()
-    return inserted
 
 
 def _is_open(tx: Transaction, submission: Submission) -> bool:
