@@ -18,15 +18,14 @@ from waitlist.model import (
 from waitlist.policy import (
     EVENT_RANK,
     FAILURE_STATUS,
-    Next,
     backoff_seconds,
     cooldown_bounds,
     decide_confirmation,
-    decide_doubt,
     decide_reason,
     decide_refusal,
     is_key_window_open,
     is_link_fresh,
+    is_repeatable,
     is_retryable,
     next_mail_at,
     pause_seconds,
@@ -227,17 +226,17 @@ def test_key_window_closes_an_hour_early(first_dispatch_at: int | None, now: int
     ("was_in_doubt", "key_window_open", "expected"),
     [
         # No key: one more copy, never a third.
-        (False, None, Next.AGAIN),
-        (True, None, Next.DEAD),
+        (False, None, True),
+        (True, None, False),
         # A key makes a repeat harmless, as long as the provider remembers it.
-        (False, True, Next.AGAIN),
-        (True, True, Next.AGAIN),
-        (False, False, Next.DEAD),
-        (True, False, Next.DEAD),
+        (False, True, True),
+        (True, True, True),
+        (False, False, False),
+        (True, False, False),
     ],
 )
-def test_doubt_costs_at_most_one_more_copy(was_in_doubt: bool, key_window_open: bool | None, expected: Next) -> None:
-    assert decide_doubt(was_in_doubt=was_in_doubt, key_window_open=key_window_open) is expected
+def test_doubt_costs_at_most_one_more_copy(was_in_doubt: bool, key_window_open: bool | None, expected: bool) -> None:
+    assert is_repeatable(was_in_doubt=was_in_doubt, key_window_open=key_window_open) is expected
 
 
 def test_refusals_have_their_status() -> None:

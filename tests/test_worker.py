@@ -45,7 +45,7 @@ from waitlist.model import DeliveryStatus, OutboxStatus, Outcome, OutcomeKind, S
 from waitlist.outbox import Dispatch, Finished
 from waitlist.services import Services
 from waitlist.store import run_query, run_transaction
-from waitlist.store.outbox import OutboxRow, get_row, lock_row
+from waitlist.store.outbox import OutboxRow, lock_row
 from waitlist.store.schema import delivery_events, email_outbox
 
 LEASE = 60
@@ -76,7 +76,7 @@ def recover(services: Services, sender: FakeSender | None = None) -> int:
 
 
 def row_of(services: Services, row: OutboxRow) -> OutboxRow:
-    found = run_query(services.store, lambda tx: get_row(tx, row.id))
+    found = run_transaction(services.store, lambda tx: lock_row(tx, row.id))
     assert found is not None
     return found
 

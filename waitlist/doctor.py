@@ -87,5 +87,4 @@ def _mail(services: Services) -> Finding:
         outcome = sender.check(deadline_seconds=services.settings.lease_seconds / 2)
     finally:
         sender.close()
-    words = f"{sender.provider}: {outcome.code} {outcome.detail}".strip()
-    return Finding("mail", outcome.kind is OutcomeKind.ACCEPTED, words)
+    return Finding("mail", outcome.kind is OutcomeKind.ACCEPTED, f"{sender.provider}: {outcome.words}".strip())

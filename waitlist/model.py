@@ -291,6 +291,11 @@ class Outcome:
     provider_message_id: str | None = None
     retry_after_seconds: int | None = None
 
+    @property
+    def words(self) -> str:
+        """Code and detail, as far as there are any."""
+        return f"{self.code} {self.detail}".strip()
+
 
 @dataclass(frozen=True)
 class ProviderEvent:

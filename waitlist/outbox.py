@@ -25,7 +25,6 @@ from waitlist.errors import StorageBusy
 from waitlist.mail import deadline
 from waitlist.mail.base import Mail, Sender, UnfitMail
 from waitlist.model import DeliveryStatus, EventType, OutboxStatus, Outcome, OutcomeKind
-from waitlist.policy import Next
 from waitlist.purge import purge
 from waitlist.services import Services
 from waitlist.settings import Settings
@@ -322,14 +321,14 @@ def settle(tx: Transaction, sender: Sender, finished: Finished, randomness: floa
         provider=sender.provider,
         provider_message_id=outcome.provider_message_id,
         duration_ms=finished.duration_ms,
-        detail=f"{outcome.code} {outcome.detail}".strip(),
+        detail=outcome.words,
     )
 
 
 def _settle_failure(tx: Transaction, sender: Sender, finished: Finished, randomness: float) -> bool:
     """False if the lease is not ours any more."""
     row, outcome = finished.dispatch.row, finished.outcome
-    error = f"{outcome.code} {outcome.detail}".strip()
+    error = outcome.words
     backoff = policy.backoff_seconds(finished.dispatch.attempt, randomness)
     if outcome.kind is OutcomeKind.SYSTEMIC:
         # Behind the others: if it is this one mail that makes the provider say so, it must not block the rest.
@@ -349,7 +348,7 @@ def _settle_failure(tx: Transaction, sender: Sender, finished: Finished, randomn
 def _settle_doubt(tx: Transaction, sender: Sender, row: OutboxRow, *, due_at: int, error: str) -> bool:
     """The provider may have the mail. With its key memory we ask again; without, one more copy and then no more."""
     key_window_open = _key_window_open(tx, row, sender.provider, sender.key_window_seconds)
-    if policy.decide_doubt(was_in_doubt=row.in_doubt, key_window_open=key_window_open) is Next.AGAIN:
+    if policy.is_repeatable(was_in_doubt=row.in_doubt, key_window_open=key_window_open):
         held = requeue(tx, row, due_at=due_at, in_doubt=True, error=error)
         return held and mark_queued_again(tx, row.delivery_id, "in_doubt")
     return _bury(tx, row, "in_doubt")
@@ -456,7 +455,7 @@ def _count(worker: Worker, counts: Counts, finished: Finished) -> None:
     outcome = finished.outcome
     counts.outcomes[outcome.kind] += 1
     if outcome.kind is OutcomeKind.SYSTEMIC:
-        counts.fault = f"{outcome.code} {outcome.detail}".strip()
+        counts.fault = outcome.words
         counts.retry_after_seconds = outcome.retry_after_seconds
     worker.on_mail(outcome)
 

@@ -5,7 +5,6 @@ Takes `now` and values, returns values. Imports the standard library and `model`
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Final
 
 from waitlist.model import (
@@ -113,18 +112,11 @@ def is_link_fresh(expires_at: int, created_at: int, now: int) -> bool:
     return left > 0 and (left >= LINK_MARGIN_SECONDS or left * LINK_MARGIN_FRACTION >= expires_at - created_at)
 
 
-class Next(StrEnum):
-    """What becomes of an outbox row after an attempt failed."""
-
-    AGAIN = "again"
-    DEAD = "dead"
-
-
-def decide_doubt(*, was_in_doubt: bool, key_window_open: bool | None) -> Next:
-    """After an attempt in doubt. `key_window_open` is None where the provider keeps no keys: then one more copy."""
-    if key_window_open is None:
-        return Next.DEAD if was_in_doubt else Next.AGAIN
-    return Next.AGAIN if key_window_open else Next.DEAD
+def is_repeatable(*, was_in_doubt: bool, key_window_open: bool | None) -> bool:
+    """Whether a mail in doubt may be sent again. `key_window_open` is None where the provider keeps no keys: then one
+    more copy, and never a third.
+    """
+    return not was_in_doubt if key_window_open is None else key_window_open
 
 
 FAILURE_STATUS: Final = {OutcomeKind.REJECTED: DeliveryStatus.REJECTED, OutcomeKind.FAILED: DeliveryStatus.FAILED}

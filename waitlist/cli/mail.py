@@ -69,7 +69,7 @@ def outbox_status(as_json: bool) -> None:
 def test_mail(address: str) -> None:
     """Send one mail to ADDRESS to see that mail leaves. It confirms nothing and is not in the outbox."""
     outcome = outbox.send_test_mail(services(), canonical_address(address))
-    words = f"{outcome.kind.replace('_', ' ')} {outcome.code} {outcome.detail}".strip()
+    words = f"{outcome.kind.replace('_', ' ')} {outcome.words}".strip()
     if outcome.kind is not OutcomeKind.ACCEPTED:
         raise click.ClickException(f"The mail did not leave: {words}")
     click.echo(f"The provider took the mail: {words}")

@@ -45,9 +45,7 @@ class OutboxRow:
     attempts: int
     claims: int
     in_doubt: bool
-    available_at: int
     lease_token: str | None
-    lease_expires_at: int | None
     first_dispatch_at: int | None
     token_expires_at: int
     delivery_created_at: int
@@ -69,9 +67,7 @@ _ROW = (
         _o.attempts,
         _o.claims,
         _o.in_doubt,
-        _o.available_at,
         _o.lease_token,
-        _o.lease_expires_at,
         _d.first_dispatch_at,
         _d.token_expires_at,
         _d.created_at.label("delivery_created_at"),
@@ -81,8 +77,7 @@ _ROW = (
     .join(email_deliveries, _d.id == _o.delivery_id)
     .join(subscribers, subscribers.c.id == _d.subscriber_id)
 )
-_BY_ID = _ROW.where(_o.id == bindparam("outbox_id"))
-_LOCK_BY_ID = _BY_ID.with_for_update(of=email_outbox)
+_LOCK_BY_ID = _ROW.where(_o.id == bindparam("outbox_id")).with_for_update(of=email_outbox)
 _LOCK_IF_FREE = select(_o.id).where(_o.id == bindparam("outbox_id")).with_for_update(skip_locked=True)
 _BY_IDS = _ROW.where(_o.id.in_(bindparam("ids", expanding=True))).order_by(_o.available_at, _o.id)
 
@@ -213,11 +208,6 @@ def claim_due(
     values = {"lease": lease, "owner": owner, "until": until, "most": most, "now": tx.now}
     ids = tx.execute(_CLAIM, values | {"horizon": horizon, "margin": margin, "fraction": fraction}).scalars().all()
     return [_row(row) for row in tx.execute(_BY_IDS, {"ids": ids})] if ids else []
-
-
-def get_row(tx: Transaction, outbox_id: str) -> OutboxRow | None:
-    row = tx.execute(_BY_ID, {"outbox_id": outbox_id}).one_or_none()
-    return _row(row) if row else None
 
 
 def lock_row(tx: Transaction, outbox_id: str) -> OutboxRow | None:
