@@ -283,7 +283,9 @@ class ApiClient:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a provider answered to one attempt. `detail` may be anything; it is cut and scrubbed before it is stored."""
+    """What a provider answered to one attempt. `detail` holds no address, link or token, which is the sender's to see to;
+    it is cut before it is stored.
+    """
 
     kind: OutcomeKind
     code: str = ""
