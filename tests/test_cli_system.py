@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,7 +19,8 @@ import pytest
 from pydantic import SecretStr
 
 from tests.factories import make_list
-from tests.scenes import join, set_setting
+from tests.scenes import join, outbox_rows, services_at, set_setting
+from tests.smtp_server import Hang, SmtpServer
 from waitlist import doctor, ledger
 from waitlist.errors import SettingsError
 from waitlist.ledger import LITTLE_ROOM_BYTES, NO_ROOM_BYTES
@@ -35,14 +37,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def up_environment(folder: Path, port: int) -> dict[str, str]:
+def up_environment(folder: Path, port: int, **variables: str) -> dict[str, str]:
     ours = {
         "WAITLIST_DATABASE_URL": f"sqlite:///{folder}/waitlist.sqlite3",
         "WAITLIST_MAIL_URL": f"file:{folder}/mail",
         "WAITLIST_BIND": f"127.0.0.1:{port}",
         "WAITLIST_BASE_URL": f"http://127.0.0.1:{port}",
     }
-    return {**os.environ, **ours}
+    return {**os.environ, **ours, **variables}
 
 
 def answers(port: int) -> bool:
@@ -54,18 +56,25 @@ def answers(port: int) -> bool:
         return False
 
 
+def read_until(process: subprocess.Popen[str], words: str) -> None:
+    assert process.stdout is not None
+    assert any(words in line for line in process.stdout)
+
+
 @contextmanager
-def up(folder: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+def up(folder: Path, port: int, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """Started, and answering: while its server is still starting, a signal is only obeyed after some seconds."""
     command = [sys.executable, "-m", "flask", "--app", "app", "up"]
     process = subprocess.Popen(
-        command, cwd=ROOT, env=up_environment(folder, port), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=ROOT,
+        env=up_environment(folder, port, **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if "worker started" in line:
-                break
+        read_until(process, "worker started")
         while not answers(port):
             assert process.poll() is None
         yield process
@@ -83,6 +92,50 @@ def test_up_that_is_told_to_stop_ends_with_zero(tmp_path: Path, number: signal.S
         process.communicate(timeout=LONGEST_SECONDS)
 
     assert process.returncode == 0
+
+
+@contextmanager
+def up_with_a_mail_on_the_wire(folder: Path, mailbox: SmtpServer) -> Iterator[tuple[subprocess.Popen[str], Services]]:
+    """`mailbox` does not answer the final dot."""
+    port = free_port()
+    with up(folder, port, WAITLIST_MAIL_URL=mailbox.url) as process:
+        site = services_at(load_settings(up_environment(folder, port), dotenv=None))
+        join(site)
+        mailbox.wait_for_phase("dot", timeout_seconds=LONGEST_SECONDS)
+        yield process, site
+        site.store.close()
+
+
+def test_up_that_is_told_to_stop_finishes_a_mail_that_takes_long(tmp_path: Path) -> None:
+    release = threading.Event()
+    with (
+        SmtpServer({"dot": [Hang(release)]}) as mailbox,
+        up_with_a_mail_on_the_wire(tmp_path, mailbox) as (process, site),
+    ):
+        process.send_signal(signal.SIGTERM)
+        read_until(process, "web stopped")
+        # honcho by itself waits for 5 s from here, and then kills.
+        time.sleep(6)
+        release.set()
+        process.communicate(timeout=LONGEST_SECONDS)
+
+        assert process.returncode == 0
+        assert len(mailbox.messages) == 1
+        assert [row.status for row in outbox_rows(site)] == ["sent"]
+
+
+def test_second_signal_ends_up_at_once(tmp_path: Path) -> None:
+    with (
+        SmtpServer({"dot": [Hang(threading.Event())]}) as mailbox,
+        up_with_a_mail_on_the_wire(tmp_path, mailbox) as (process, site),
+    ):
+        process.send_signal(signal.SIGTERM)
+        read_until(process, "web stopped")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=LONGEST_SECONDS)
+
+        # An attempt may take 30 s, and would then have been recorded.
+        assert [row.status for row in outbox_rows(site)] == ["dispatching"]
 
 
 def test_up_on_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:

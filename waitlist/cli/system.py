@@ -6,7 +6,8 @@ import os
 import signal
 import socket
 import sys
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import click
 
@@ -21,14 +22,14 @@ from waitlist.web.current import services
 
 # What honcho reports when somebody told it to stop: that is a clean end.
 STOPPED_BY_SIGNAL: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+# A request waits for a lock for 5 s at most, a few times; a web worker that needs longer to stop hangs.
+WEB_STOP_SECONDS: Final = 20
 
 
 @command("up")
 @click.option("--no-worker", is_flag=True, help="Only the web server; the worker runs elsewhere.")
 def up(no_worker: bool) -> None:
     """Bring the embedded database up to date and run web server and worker together."""
-    from honcho.manager import Manager  # starts slowly, and only this command needs it
-
     store, settings = services().store, services().settings
     check_schema(store)
     _refuse_taken_port(settings)
@@ -37,7 +38,7 @@ def up(no_worker: bool) -> None:
     click.echo(f"{store.version()} at {_where_data_lies(settings)}")
     click.echo(f"Mails: {_where_mail_goes(settings)}")
     click.echo(f"Open {settings.base_url}  (Ctrl-C stops)")
-    manager = Manager()
+    manager = _make_manager(settings)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     manager.add_process("web", _web_command(settings), env=environment, cwd=str(ROOT))
     if not no_worker:
@@ -81,6 +82,30 @@ def purge(dry_run: bool, as_json: bool) -> None:
         click.echo(f"{count:>9}  {what}{' would go' if dry_run else ''}")
 
 
+def _make_manager(settings: Settings) -> Any:
+    """honcho's, with the patience that a mail on the wire needs, and with an end at once on a second signal."""
+    from honcho import manager  # starts slowly, and only this command needs it
+
+    # From the end of one process to the kill of the other. A lease: half of it for the mail on the wire, half to record
+    # what came of it; after that the mail is another worker's.
+    manager.KILL_WAIT = settings.lease_seconds + WEB_STOP_SECONDS
+
+    class Manager(manager.Manager):  # type: ignore[misc]  # honcho has no types
+        def _start(self) -> None:
+            """loop() has set its handlers by now, which pass on the first signal only."""
+            super()._start()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, partial(self._on_signal, signal.getsignal(number)))
+
+        def _on_signal(self, pass_on: Any, number: int, frame: object) -> None:
+            if self.returncode in STOPPED_BY_SIGNAL:
+                self.kill()
+            else:
+                pass_on(number, frame)
+
+    return Manager()
+
+
 def _refuse_taken_port(settings: Settings) -> None:
     """The web server shares its port between its processes, so it would share it with a stranger, too."""
     host, _, port = settings.bind.rpartition(":")
@@ -101,8 +126,8 @@ def _web_command(settings: Settings) -> str:
     # No access log: its lines would hold the tokens of links.
     return (
         f"exec {sys.executable} -m granian --interface asginl --host {host.strip('[]')} --port {port}"
-        f" --workers {settings.web_workers} --backpressure 1024 --http 1 --no-ws --log-level error"
-        " --factory waitlist:create_server"
+        f" --workers {settings.web_workers} --workers-kill-timeout {WEB_STOP_SECONDS} --backpressure 1024 --http 1 --no-ws"
+        " --log-level error --factory waitlist:create_server"
     )
 
 
