@@ -17,7 +17,7 @@ from tests.factories import FakeClock, FakeSender, make_list
 from tests.processes import run_at_once
 from tests.scenes import (
     EMAIL,
-    assert_coupled,
+    assert_sound,
     begin,
     count,
     deliveries,
@@ -124,7 +124,7 @@ def test_event_moves_the_delivery_it_names(
     assert fate is Fate.APPLIED
     assert statuses(services) == [status]
     assert stored(services) == {kind: 1}
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def test_bounce_opens_one_immediate_retry(services: Services, sender: FakeSender) -> None:
@@ -161,7 +161,7 @@ def test_complaint_suppresses_the_address_on_every_list(services: Services, send
     assert [join(services, list_id=name).decision for name in ("launch", "other")] == [Decision.SUPPRESSED] * 2
     drain(services)
     assert len(sender.mails) == 1
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def test_complaint_of_a_confirmed_person_unsubscribes_them(services: Services, sender: FakeSender) -> None:
@@ -270,7 +270,7 @@ def test_hundred_copies_at_once_are_one_event_and_one_change(
     assert fates == {Fate.APPLIED: 1, Fate.DUPLICATE: 99}
     assert stored(services) == {EventType.COMPLAINED: 1}
     assert count(services, suppressions) == 1
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def resubmit_at_once(wait: Callable[[], Any], number: int, settings: Settings, now: float) -> list[str]:
@@ -291,7 +291,7 @@ def test_concurrent_resubmissions_after_a_bounce_event_send_one_new_mail(
 
     assert decisions[Decision.RETRY_QUEUED] == 1
     assert len(sender.mails) == 2
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def test_address_that_always_bounces_gets_no_more_than_the_caps_in_thirty_days(
@@ -326,7 +326,7 @@ def test_event_before_the_send_is_recorded_waits_and_is_applied_by_the_worker(
     assert statuses(services) == [DeliveryStatus.BOUNCED]
     assert (parked(services), stored(services)) == (0, {EventType.BOUNCED: 1})
     assert join(services).decision is Decision.RETRY_QUEUED
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def test_parked_event_is_applied_as_soon_as_its_send_is_recorded(services: Services) -> None:
@@ -437,7 +437,7 @@ def test_event_proves_acceptance_whatever_the_row_says(
     assert first.status is delivery_events.STATUS_OF.get(kind, DeliveryStatus.SENT)
     row = next(found for found in outbox_rows(services) if found.delivery_id == delivery.id)
     assert (row.status, row.lease_token, row.message) == ("sent", None, "")
-    assert_coupled(services)
+    assert_sound(services)
 
 
 def test_failure_of_a_copy_after_the_event_is_fenced(services: Services) -> None:
@@ -451,7 +451,7 @@ def test_failure_of_a_copy_after_the_event_is_fenced(services: Services) -> None
     run_transaction(services.store, lambda tx: outbox.settle(tx, FakeSender(), finished, 0.5))
 
     assert statuses(services) == [DeliveryStatus.SENT]
-    assert_coupled(services)
+    assert_sound(services)
 
 
 # Any order
@@ -490,7 +490,7 @@ def test_same_events_end_alike_in_every_order(services: Services, steps: list[An
     assert ledger.explain(services, EMAIL).suppression is Suppression.COMPLAINT
     assert stored(services) == dict.fromkeys(KINDS, 1)
     assert parked(services) == 0
-    assert_coupled(services)
+    assert_sound(services)
 
 
 @ON_SQLITE
@@ -623,7 +623,7 @@ def test_owner_suppresses_and_lifts_it(services: Services, sender: FakeSender) -
 
     assert [people.unsuppress(services, EMAIL) for _ in range(2)] == [True, False]
     assert join(services).decision is Decision.QUEUED
-    assert_coupled(services)
+    assert_sound(services)
 
 
 @ON_SQLITE

@@ -14,7 +14,7 @@ import pytest
 from tests.factories import FakeClock, make_list
 from tests.processes import CONTEXT, after, kill_myself
 from tests.resend_emulator import SECRET, ResendEmulator, signed
-from tests.scenes import assert_coupled, count, deliveries, drain, join, services_at, statuses
+from tests.scenes import assert_sound, count, deliveries, drain, join, services_at, statuses
 from tests.test_webhooks import HARD, body_of, post
 from waitlist import create_app, delivery_events, outbox
 from waitlist.mail import resend as resend_module
@@ -96,7 +96,7 @@ def test_killed_worker_leaves_one_accepted_message(
     assert (delivery.status, delivery.provider_message_id) == (DeliveryStatus.SENT, resend.accepted[0].id)
     assert resend.accepted_by_key == {delivery.id: 1}
     assert {key: len(bodies) for key, bodies in resend.bodies_by_key.items()} == {delivery.id: 1}
-    assert_coupled(keyed)
+    assert_sound(keyed)
 
 
 @pytest.mark.parametrize("point", ["after the request", "inside the settle"])
@@ -113,7 +113,7 @@ def test_heir_that_comes_after_the_key_is_forgotten_sends_nothing(
     (delivery,) = deliveries(keyed)
     assert (delivery.status, delivery.error_code) == (DeliveryStatus.FAILED, "in_doubt")
     assert len(resend.accepted) == 1
-    assert_coupled(keyed)
+    assert_sound(keyed)
 
 
 def test_event_settles_what_a_killed_worker_left_in_doubt(
@@ -131,7 +131,7 @@ def test_event_settles_what_a_killed_worker_left_in_doubt(
     assert answer.status_code == 200
     assert statuses(keyed) == [DeliveryStatus.DELIVERED]
     assert len(resend.requests) == 1
-    assert_coupled(keyed)
+    assert_sound(keyed)
     client.application.extensions["waitlist"].store.close()
 
 

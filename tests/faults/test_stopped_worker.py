@@ -26,7 +26,7 @@ from tests.faults.workers import (
     wait_until,
 )
 from tests.processes import start
-from tests.scenes import assert_coupled, deliveries, everything, join, outbox_rows, services_at, statuses
+from tests.scenes import assert_sound, deliveries, everything, join, outbox_rows, services_at, statuses
 from tests.smtp_server import Drop, Hang, SmtpServer
 from waitlist import outbox
 from waitlist.model import DeliveryStatus
@@ -61,7 +61,7 @@ def test_worker_that_wakes_after_its_real_lease_sends_nothing_twice_but_the_mail
     assert copies(mailbox) == {FIRST: [2]} | {person: [1] for person in REST}
     assert_copies_are_identical(mailbox)
     assert {row.status for row in outbox_rows(site)} == {"sent"}
-    assert_coupled(site)
+    assert_sound(site)
     assert_newest_links_are_live(site, mailbox)
 
 
@@ -119,7 +119,7 @@ def test_success_of_a_worker_that_was_stopped_past_its_lease_is_kept(site: Servi
     assert [status for person in PEOPLE for status in statuses(site, person)] == [DeliveryStatus.SENT] * len(PEOPLE)
     assert deliveries(site, FIRST)[0].error_code is None
     assert copies(mailbox) == {person: [1] for person in [*REST, FIRST]}
-    assert_coupled(site)
+    assert_sound(site)
     with later(site, 2 * LEASE) as then:
         assert drain_here(then).attempts == 0
     assert_newest_links_are_live(site, mailbox)
@@ -144,7 +144,7 @@ def test_worker_that_wakes_up_leaves_alone_what_its_heir_holds(site: Services, m
     assert copies(mailbox) == {FIRST: [1]}
     assert [(row.status, row.attempts) for row in outbox_rows(site)] == [("sent", 1)] + [("leased", 0)] * len(REST)
     assert {row.lease_owner for row in outbox_rows(site)} == {None, "heir"}
-    assert_coupled(site)
+    assert_sound(site)
 
 
 def test_worker_stopped_before_its_dot_does_not_finish_what_its_heir_has_sent(
@@ -170,7 +170,7 @@ def test_worker_stopped_before_its_dot_does_not_finish_what_its_heir_has_sent(
 
     assert copies(mailbox) == {person: [1] for person in [*REST, FIRST]}
     assert {row.status for row in outbox_rows(site)} == {"sent"}
-    assert_coupled(site)
+    assert_sound(site)
 
 
 def drain_and_stop_once_begun(settings: Settings) -> None:
@@ -212,7 +212,7 @@ def test_worker_stopped_between_its_begin_and_the_wire_does_not_send_what_its_he
     assert sleeper.exitcode == 0
     assert copies(mailbox) == {person: [1] for person in [*REST, FIRST]}
     assert {row.status for row in outbox_rows(site)} == {"sent"}
-    assert_coupled(site)
+    assert_sound(site)
 
 
 def test_connection_lost_while_the_worker_was_stopped_takes_no_mail_back(site: Services, mailbox: SmtpServer) -> None:
