@@ -145,6 +145,27 @@ def test_all_faults_come_in_one_message(home: dict[str, str]) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("WAITLIST_MAIL_URL", "resend://re_1?endpoint=nowhere"),
+        ("WAITLIST_MAIL_URL", "smtp://me:p%C3%A4ss@mail.example.com"),
+        ("WAITLIST_RESEND_WEBHOOK_SECRET", "whsec_x"),
+    ],
+)
+def test_mail_setting_that_no_worker_could_use_ends_every_process_at_start(
+    home: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, value: str
+) -> None:
+    for name, setting in (home | {"FLASK_SKIP_DOTENV": "1", variable: value}).items():
+        monkeypatch.setenv(name, setting)
+
+    with pytest.raises(SystemExit) as ended:
+        create_app()
+
+    assert ended.value.code == 2
+    assert variable in capsys.readouterr().err
+
+
 FAULTS = [
     # id of the corpus, variable, value, word of the message
     ("B265", "WAITLIST_BASE_URL", "http://192.168.1.5:8000", "https"),
