@@ -29,6 +29,8 @@ from waitlist.settings import ROOT, load_settings
 from waitlist.store import Store
 
 LONGEST_SECONDS = 60
+# As `flask up` does.
+START = "import sys, flask.cli; sys.argv = ['flask', '--app', 'app', 'up']; flask.cli.main()"
 
 
 def free_port() -> int:
@@ -62,11 +64,10 @@ def read_until(process: subprocess.Popen[str], words: str) -> None:
 
 
 @contextmanager
-def up(folder: Path, port: int, **variables: str) -> Iterator[subprocess.Popen[str]]:
+def up(folder: Path, port: int, start: str = START, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """Started, and answering: while its server is still starting, a signal is only obeyed after some seconds."""
-    command = [sys.executable, "-m", "flask", "--app", "app", "up"]
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-c", start],
         cwd=ROOT,
         env=up_environment(folder, port, **variables),
         stdout=subprocess.PIPE,
@@ -136,6 +137,30 @@ def test_second_signal_ends_up_at_once(tmp_path: Path) -> None:
 
         # An attempt may take 30 s, and would then have been recorded.
         assert [row.status for row in outbox_rows(site)] == ["dispatching"]
+
+
+def descendants(pid: int) -> Iterator[int]:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        yield int(child)
+        yield from descendants(int(child))
+
+
+def test_web_worker_that_hangs_is_killed_when_up_stops(tmp_path: Path) -> None:
+    hasty = f"from waitlist.cli import system; system.WEB_STOP_SECONDS = 1; {START}"
+    with up(tmp_path, free_port(), hasty) as process:
+        # The last one: granian starts its workers.
+        *_, web_worker = [pid for pid in descendants(process.pid) if b"granian" in cmdline(pid)]
+        os.kill(web_worker, signal.SIGSTOP)
+
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=LONGEST_SECONDS)
+
+    assert process.returncode == 0
+    assert not Path(f"/proc/{web_worker}").exists()
+
+
+def cmdline(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_up_on_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
