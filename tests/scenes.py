@@ -10,10 +10,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waitlist import erasure, integrity, outbox, signup
+from waitlist import dispatch, erasure, integrity, outbox, signup
+from waitlist.dispatch import Dispatch, Provider
 from waitlist.mail.base import Mail
 from waitlist.model import Answer, Delivery, DeliveryStatus, Outcome, OutcomeKind, Subscriber
-from waitlist.outbox import Counts, Dispatch, Worker
+from waitlist.outbox import Counts, Worker
 from waitlist.services import Services
 from waitlist.settings import Settings
 from waitlist.store import Transaction, run_query, run_transaction
@@ -44,7 +45,7 @@ def begin(services: Services, row: OutboxRow, provider: str = "fake") -> Dispatc
     """Put a claimed row on the wire, as far as a worker gets before the provider answers."""
 
     def body(tx: Transaction) -> Dispatch | None:
-        return outbox.begin_dispatch(tx, services.settings, provider, row, send_until=math.inf)
+        return dispatch.begin_dispatch(tx, services.settings, Provider(provider), row, send_until=math.inf)
 
     return run_transaction(services.store, body)
 

@@ -44,6 +44,7 @@ STOREY = {
     "waitlist.purge": USE_CASES,
     "waitlist.signup": USE_CASES,
     "waitlist.confirmation": USE_CASES,
+    "waitlist.dispatch": USE_CASES,
     "waitlist.outbox": USE_CASES,
     "waitlist.deliveries": USE_CASES,
     "waitlist.delivery_events": USE_CASES,

@@ -18,7 +18,7 @@ from tests.factories import FakeClock, FakeSender, make_list
 from tests.faults.workers import changed, run
 from tests.scenes import EMAIL, begin, deliveries, drain, everything, join, outbox_rows, refused, statuses, token_in
 from tests.smtp_server import SmtpServer
-from waitlist import confirmation, outbox, people
+from waitlist import confirmation, dispatch, people
 from waitlist.errors import StorageUnavailable
 from waitlist.model import ConfirmOutcome, DeliveryStatus, Outcome, OutcomeKind, Reason
 from waitlist.services import Services
@@ -138,7 +138,7 @@ def test_drain_without_its_database_says_so_and_exits_1(
     def away(*_: Any) -> None:
         raise StorageUnavailable
 
-    monkeypatch.setattr(outbox, "run_transaction", away)
+    monkeypatch.setattr(dispatch, "run_transaction", away)
 
     result = flask(app, "drain-outbox")
 
@@ -224,7 +224,7 @@ def test_outbox_status_counts_every_state(app: Flask, services: Services, sender
     flask(app, "drain-outbox")
     for number in range(3):
         join(services, f"late{number}@example.com")
-    rows = outbox.claim(services, "other", 2)
+    rows = dispatch.claim(services, "other", 2)
     begin(services, rows[0])
     clock.advance(2)
 
@@ -367,7 +367,7 @@ def suppressed(services: Services) -> None:
 
 def on_the_wire(services: Services) -> None:
     join(services)
-    (row,) = outbox.claim(services, "one", 1)
+    (row,) = dispatch.claim(services, "one", 1)
     begin(services, row)
 
 

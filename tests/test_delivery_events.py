@@ -32,7 +32,7 @@ from tests.scenes import (
     subscriber,
     token_in,
 )
-from waitlist import confirmation, delivery_events, ledger, outbox, people, policy
+from waitlist import confirmation, delivery_events, dispatch, ledger, people, policy
 from waitlist.confirmation import look
 from waitlist.delivery_events import Fate
 from waitlist.model import (
@@ -423,7 +423,7 @@ def test_event_proves_acceptance_whatever_the_row_says(
     join(services)
     (delivery,) = deliveries(services)
     if stands == "on the wire":
-        (row,) = outbox.claim(services, "one", 1)
+        (row,) = dispatch.claim(services, "one", 1)
         begin(services, row, PROVIDER)
     else:
         drain(services)
@@ -442,13 +442,13 @@ def test_event_proves_acceptance_whatever_the_row_says(
 
 def test_failure_of_a_copy_after_the_event_is_fenced(services: Services) -> None:
     join(services)
-    (claimed,) = outbox.claim(services, "one", 1)
-    dispatch = begin(services, claimed, PROVIDER)
-    assert dispatch is not None
+    (claimed,) = dispatch.claim(services, "one", 1)
+    begun = begin(services, claimed, PROVIDER)
+    assert begun is not None
     report(services, EventType.SENT, delivery_id=claimed.delivery_id)
 
-    finished = outbox.Finished(dispatch, failed(), duration_ms=7)
-    run_transaction(services.store, lambda tx: outbox.settle(tx, FakeSender(), finished, 0.5))
+    finished = dispatch.Finished(begun, failed(), duration_ms=7)
+    run_transaction(services.store, lambda tx: dispatch.settle(tx, dispatch.Provider(PROVIDER), finished, 0.5))
 
     assert statuses(services) == [DeliveryStatus.SENT]
     assert_sound(services)

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 
 from tests.factories import FakeClock, FakeSender, make_list
 from tests.scenes import deliveries, drain, everything, join, subscriber, token_in
-from waitlist import clients, confirmation, ledger, outbox, people, purge, signup, waitlists
+from waitlist import clients, confirmation, dispatch, ledger, people, purge, signup, waitlists
+from waitlist.dispatch import Provider
 from waitlist.errors import StorageBusy
 from waitlist.model import ListState
 from waitlist.services import Services
@@ -69,8 +70,8 @@ WRITES: dict[str, Work] = {
     "renew": lambda s, t, _l: confirmation.renew(s, t),
     "unsubscribe": lambda s, _t, links: confirmation.unsubscribe(s, links[LinkPurpose.UNSUBSCRIBE]),
     "not_me": lambda s, _t, links: confirmation.not_me(s, links[LinkPurpose.NOT_ME]),
-    "claim": lambda s, _t, _l: outbox.claim(s, "one", 10),
-    "recover": lambda s, _t, _l: outbox.recover(s, FakeSender()),
+    "claim": lambda s, _t, _l: dispatch.claim(s, "one", 10),
+    "recover": lambda s, _t, _l: dispatch.recover(s, Provider("fake")),
     "purge": lambda s, _t, _l: purge.purge(s),
     "create": lambda s, _t, _l: waitlists.create(s, "b", title="B", description="", consent="Yes."),
     "create_default": lambda s, _t, _l: waitlists.create_default(s),

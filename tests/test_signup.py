@@ -26,7 +26,7 @@ from tests.scenes import (
     subscriber,
     token_in,
 )
-from waitlist import confirmation, outbox, waitlists
+from waitlist import confirmation, dispatch, waitlists
 from waitlist.addresses import canonical_address
 from waitlist.errors import UnknownConsent, UnknownList
 from waitlist.model import (
@@ -69,7 +69,7 @@ def say_not_me(services: Services) -> None:
 
 def put_on_the_wire(services: Services) -> None:
     """As far as a worker gets before the provider answers."""
-    (row,) = outbox.claim(services, "one", 1)
+    (row,) = dispatch.claim(services, "one", 1)
     assert begin(services, row) is not None
 
 

@@ -37,12 +37,12 @@ from tests.scenes import (
     token_in,
 )
 from tests.smtp_server import SmtpServer
-from waitlist import confirmation, ledger, outbox, policy
+from waitlist import confirmation, dispatch, ledger, outbox, policy
+from waitlist.dispatch import Dispatch, Finished, Provider
 from waitlist.mail import deadline
 from waitlist.mail.base import Mail
 from waitlist.mail.registry import make_sender
 from waitlist.model import DeliveryStatus, OutboxStatus, Outcome, OutcomeKind, SubscriberStatus
-from waitlist.outbox import Dispatch, Finished
 from waitlist.services import Services
 from waitlist.store import run_query, run_transaction
 from waitlist.store.outbox import OutboxRow, lock_row
@@ -62,17 +62,17 @@ def _launch(services: Services) -> None:
 
 
 def claim_one(services: Services, owner: str = "one") -> OutboxRow:
-    (row,) = outbox.claim(services, owner, 1)
+    (row,) = dispatch.claim(services, owner, 1)
     return row
 
 
-def settle(services: Services, dispatch: Dispatch, outcome: Outcome, sender: FakeSender | None = None) -> None:
-    finished = Finished(dispatch, outcome, duration_ms=7)
-    run_transaction(services.store, lambda tx: outbox.settle(tx, sender or FakeSender(), finished, 0.5))
+def settle(services: Services, begun: Dispatch, outcome: Outcome) -> None:
+    finished = Finished(begun, outcome, duration_ms=7)
+    run_transaction(services.store, lambda tx: dispatch.settle(tx, Provider("fake"), finished, 0.5))
 
 
-def recover(services: Services, sender: FakeSender | None = None) -> int:
-    return outbox.recover(services, sender or FakeSender())
+def recover(services: Services) -> int:
+    return dispatch.recover(services, Provider("fake"))
 
 
 def row_of(services: Services, row: OutboxRow) -> OutboxRow:
@@ -613,7 +613,7 @@ def test_follower_outlives_a_bug_and_logs_it_without_its_text(
 ) -> None:
     join(services)
     pauses: list[float] = []
-    claim = outbox.claim
+    claim = dispatch.claim
 
     def stumble(*_arguments: Any) -> list[OutboxRow]:
         if len(pauses) == 2:
@@ -655,7 +655,7 @@ def test_follower_purges_a_minute_after_its_start_and_not_before(
 
 def test_follower_wakes_when_the_lease_of_another_ends(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     join(services)
-    outbox.claim(set_setting(services, lease_seconds=2), "other", 1)
+    dispatch.claim(set_setting(services, lease_seconds=2), "other", 1)
 
     assert waits_of_follower(services, monkeypatch, times=1) == [2]
 
@@ -708,7 +708,7 @@ def test_due_time_and_lease_far_ahead_count_as_reached(
     clock.advance(DAY)
     join(services, "due@example.com")
     join(services, "leased@example.com")
-    outbox.claim(services, "gone", 1)
+    dispatch.claim(services, "gone", 1)
     clock.advance(-DAY)
 
     drain(services)
@@ -786,7 +786,7 @@ def test_stop_finishes_the_mail_on_the_wire_and_releases_the_rest(services: Serv
 def test_release_waits_for_no_row_that_somebody_else_has(services: Services) -> None:
     for number in range(3):
         join(services, f"p{number}@example.com")
-    rows = outbox.claim(services, "test", 3)
+    rows = dispatch.claim(services, "test", 3)
     worker = a_worker(services)
     worker.stop.set()
 
@@ -804,7 +804,7 @@ def test_mail_is_given_back_when_half_a_lease_has_passed(services: Services, mon
     monkeypatch.setattr(outbox, "time", stopwatch)
     worker = replace(a_worker(services), on_mail=lambda _outcome: setattr(stopwatch, "now", LEASE / 2))
 
-    counts = outbox.send_batch(worker, outbox.claim(services, "slow", 3))
+    counts = outbox.send_batch(worker, dispatch.claim(services, "slow", 3))
 
     assert counts.attempts == 1
     assert [(row.status, row.claims) for row in outbox_rows(services)] == [("sent", 0), ("queued", 0), ("queued", 0)]
@@ -856,7 +856,7 @@ def test_two_messages_never_share_an_object(services: Services, sender: FakeSend
 
 def test_ten_thousand_expired_leases_all_come_back(services: Services, clock: FakeClock) -> None:
     queue_mails(services, 10_000)
-    assert len(outbox.claim(services, "gone", 10_000)) == 10_000
+    assert len(dispatch.claim(services, "gone", 10_000)) == 10_000
     clock.advance(LEASE)
 
     assert recover(services) == 10_000

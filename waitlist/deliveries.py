@@ -1,6 +1,6 @@
 """A delivery and its outbox row move together: here they are made, superseded, or proved to have been accepted.
 
-Each function is part of somebody's transaction. What becomes of a mail on its way is in `outbox.py`.
+Each function is part of somebody's transaction. What becomes of a mail on its way is in `dispatch.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Looks the installation over: settings, schema, database version, mail login.
 
-Sends nothing. Writes nothing but a probe into the folder of `file:` mail, which it takes away again; it makes the folder.
+Sends nothing but a test mail that was asked for. Writes nothing but a probe into the folder of `file:` mail, which it
+takes away again; it makes the folder.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from dataclasses import dataclass
 
 from waitlist.errors import SchemaMismatch, StorageBusy
 from waitlist.ledger import LITTLE_ROOM_BYTES
-from waitlist.model import OutcomeKind
+from waitlist.model import Outcome, OutcomeKind
 from waitlist.services import Services
 from waitlist.store import run_query
 from waitlist.store.engine import is_in_corruption_range
 from waitlist.store.migrate import check_schema, newest_revision
 from waitlist.store.reports import get_newest_recipient
-from waitlist.tokens import cap_hmac
+from waitlist.tokens import cap_hmac, new_id
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,16 @@ def examine(services: Services) -> list[Finding]:
         _room(services),
         _mail(services),
     ]
+
+
+def send_test_mail(services: Services, recipient: str) -> Outcome:
+    """Hand one mail to the provider, past the outbox: to see that mail leaves. It holds no link."""
+    mail = services.composer.test(recipient, delivery_id=(delivery_id := new_id()), now=services.clock())
+    sender = services.make_sender()
+    try:
+        return sender.send(mail, key=delivery_id, deadline_seconds=services.settings.lease_seconds / 2)
+    finally:
+        sender.close()
 
 
 def _settings(services: Services) -> Finding:

@@ -1,7 +1,5 @@
-"""The worker: claim, begin dispatch, send, settle. No transaction is open while a mail is on its way.
-
-Acceptance is a fact, failure is a claim: an acceptance is recorded whatever became of the lease, a failure only by
-the holder of the lease token. So a worker that wakes up late can neither undo a success nor cause a second send.
+"""The worker: the loop around `dispatch.py`, and the call to the provider. No transaction is open while a mail is on its
+way.
 """
 
 from __future__ import annotations
@@ -21,41 +19,15 @@ from typing import Final, TypeVar
 import structlog
 
 from waitlist import delivery_events, policy
+from waitlist.dispatch import Dispatch, Finished, Provider, begin_dispatch, claim, recover, release_all, settle
 from waitlist.errors import StorageBusy
 from waitlist.mail import deadline
 from waitlist.mail.base import Mail, Sender, UnfitMail
-from waitlist.model import DeliveryStatus, EventType, OutboxStatus, Outcome, OutcomeKind
+from waitlist.model import Outcome, OutcomeKind
 from waitlist.purge import purge
 from waitlist.services import Services
-from waitlist.settings import Settings
 from waitlist.store import Transaction, run_query, run_transaction
-from waitlist.store.deliveries import (
-    mark_accepted,
-    mark_queued_again,
-    mark_sending,
-    mark_settled,
-    undo_sending,
-)
-from waitlist.store.events import count_handed_over, insert_event
-from waitlist.store.outbox import (
-    OutboxRow,
-    claim_due,
-    count_in_hand,
-    end_held,
-    end_queued,
-    expire_claims,
-    lock_expired,
-    lock_row,
-    lock_row_if_free,
-    lock_stale,
-    mark_dispatching,
-    mark_row_sent,
-    next_moment,
-    release,
-    requeue,
-    undo_dispatching,
-)
-from waitlist.tokens import new_id
+from waitlist.store.outbox import OutboxRow, lock_row_if_free, next_moment
 from waitlist.version import __version__
 
 log = structlog.get_logger("waitlist.outbox")
@@ -63,9 +35,6 @@ log = structlog.get_logger("waitlist.outbox")
 T = TypeVar("T")
 J = TypeVar("J")
 
-HOUR_SECONDS: Final = 3600
-# Rows recovered in one transaction: small enough not to keep a visitor waiting.
-RECOVER_BATCH: Final = 200
 # A batch is given back after this, so that a slow provider does not keep the worker from recovering others' rows.
 BATCH_SECONDS: Final = 5.0
 # An idle worker removes what is past its retention, a little each minute: a new mail must not wait for it.
@@ -75,25 +44,6 @@ PURGE_SECONDS: Final = 0.2
 IDLE_SECONDS: Final = 5.0
 # A database that is away is asked again so often.
 STORAGE_PAUSE_SECONDS: Final = 1.0
-
-
-@dataclass(frozen=True)
-class Dispatch:
-    """A mail on the wire: the row as it stood before, and the attempt's number from 1."""
-
-    row: OutboxRow
-    attempt: int
-    # On the clock of mail.deadline. Later the lease may be over, and the mail another worker's to send.
-    send_until: float
-
-
-@dataclass(frozen=True)
-class Finished:
-    """An attempt that has come back and is not recorded yet."""
-
-    dispatch: Dispatch
-    outcome: Outcome
-    duration_ms: int
 
 
 @dataclass
@@ -124,6 +74,10 @@ class Worker:
     batch: int
     stop: threading.Event
     on_mail: Callable[[Outcome], None] = lambda _outcome: None
+
+    @property
+    def provider(self) -> Provider:
+        return Provider(self.sender.provider, self.sender.key_window_seconds)
 
 
 def follow(worker: Worker) -> None:
@@ -187,7 +141,7 @@ def drain(worker: Worker, limit: int | None = None) -> Counts:
         # Between batches, since no mail is on the wire then: events that came before their send was recorded.
         delivery_events.apply_parked(worker.services)
         # Before each batch: a long queue must not keep what a dead worker held.
-        recover(worker.services, worker.sender)
+        recover(worker.services, worker.provider)
         most = worker.batch if limit is None else min(worker.batch, limit - counts.attempts)
         rows = claim(worker.services, worker.owner, most) if most > 0 else []
         if not rows:
@@ -212,7 +166,7 @@ def send_batch(worker: Worker, rows: Sequence[OutboxRow]) -> Counts:
     if finished is not None:
         _record(worker, finished, None)
     if waiting:
-        _persist(worker, partial(_release_all, rows=waiting))
+        _persist(worker, partial(release_all, rows=waiting))
     return counts
 
 
@@ -226,181 +180,6 @@ def _in_threads(jobs: Sequence[J], run: Callable[[J], T]) -> list[T]:
         return [run(jobs[0])]
     with ThreadPoolExecutor(len(jobs)) as pool:
         return list(pool.map(run, jobs))
-
-
-def claim(services: Services, owner: str, most: int) -> list[OutboxRow]:
-    """Lease up to `most` due rows, no more than the hourly budget leaves, in order of their due time."""
-    lease = new_id()
-
-    def body(tx: Transaction) -> list[OutboxRow]:
-        tx.lock("waitlist.claim")  # two claims at once would both spend the same budget
-        # What a clock that was further ahead has recorded must not use up the budget until that time comes.
-        until = tx.now + policy.CLOCK_TOLERANCE_SECONDS
-        spent = count_handed_over(tx, since=tx.now - HOUR_SECONDS, until=until) + count_in_hand(tx)
-        allowed = min(most, services.settings.mail_budget_per_hour - spent)
-        if allowed <= 0:
-            return []
-        return claim_due(
-            tx,
-            lease=lease,
-            owner=owner,
-            until=tx.now + services.settings.lease_seconds,
-            most=allowed,
-            horizon=tx.now + policy.LONGEST_BACKOFF_SECONDS + policy.CLOCK_TOLERANCE_SECONDS,
-            margin=policy.LINK_MARGIN_SECONDS,
-            fraction=policy.LINK_MARGIN_FRACTION,
-        )
-
-    return run_transaction(services.store, body)
-
-
-def send_test_mail(services: Services, recipient: str) -> Outcome:
-    """Hand one mail to the provider, past the outbox: to see that mail leaves. It holds no link."""
-    mail = services.composer.test(recipient, delivery_id=(delivery_id := new_id()), now=services.clock())
-    sender = services.make_sender()
-    try:
-        return sender.send(mail, key=delivery_id, deadline_seconds=services.settings.lease_seconds / 2)
-    finally:
-        sender.close()
-
-
-def recover(services: Services, sender: Sender) -> int:
-    """Bring back rows whose worker died, and end those whose link is long dead; returns how many."""
-    total = 0
-    while True:
-        count = run_transaction(services.store, partial(_recover, settings=services.settings, sender=sender))
-        total += count
-        if count < RECOVER_BATCH:
-            return total
-
-
-def begin_dispatch(
-    tx: Transaction,
-    settings: Settings,
-    provider: str,
-    claimed: OutboxRow,
-    *,
-    key_window_seconds: int | None = None,
-    send_until: float,
-) -> Dispatch | None:
-    """Put a claimed row on the wire; None if it is not ours any more or must not be sent."""
-    row = lock_row(tx, claimed.id)
-    if row is None or row.lease_token != claimed.lease_token:
-        return None
-    if not row.subscriber_is_pending:
-        _supersede(tx, row)
-        return None
-    if not policy.is_link_fresh(row.token_expires_at, row.delivery_created_at, tx.now):
-        release(tx, row)
-        return None
-    if row.in_doubt and _key_window_open(tx, row, provider, key_window_seconds) is False:
-        # It was asked again in time, but the worker or the provider was away until the key was forgotten.
-        _bury(tx, row, "in_doubt")
-        return None
-    if not mark_dispatching(tx, row, tx.now + settings.lease_seconds):
-        return None
-    mark_sending(tx, row.delivery_id, provider)
-    insert_event(tx, row.delivery_id, EventType.ATTEMPT, provider=provider)
-    return Dispatch(row, row.attempts + 1, send_until)
-
-
-def settle(tx: Transaction, sender: Sender, finished: Finished, randomness: float) -> None:
-    """Record how an attempt ended: an acceptance always, a failure only while the lease is ours."""
-    row, outcome = finished.dispatch.row, finished.outcome
-    if lock_row(tx, row.id) is None:
-        return  # erased while the mail was on the wire
-    if outcome.kind is OutcomeKind.ACCEPTED:
-        mark_row_sent(tx, row.delivery_id)
-        mark_accepted(tx, row.delivery_id, outcome.provider_message_id)
-    elif not _settle_failure(tx, sender, finished, randomness):
-        return
-    insert_event(
-        tx,
-        row.delivery_id,
-        EventType(outcome.kind),
-        provider=sender.provider,
-        provider_message_id=outcome.provider_message_id,
-        duration_ms=finished.duration_ms,
-        detail=outcome.words,
-    )
-
-
-def _settle_failure(tx: Transaction, sender: Sender, finished: Finished, randomness: float) -> bool:
-    """False if the lease is not ours any more."""
-    row, outcome = finished.dispatch.row, finished.outcome
-    error = outcome.words
-    backoff = policy.backoff_seconds(finished.dispatch.attempt, randomness)
-    if outcome.kind is OutcomeKind.SYSTEMIC:
-        # Behind the others: if it is this one mail that makes the provider say so, it must not block the rest.
-        pause = min(policy.pause_seconds(1, outcome.retry_after_seconds), policy.LONGEST_BACKOFF_SECONDS)
-        held = undo_dispatching(tx, row, due_at=tx.now + pause, error=error)
-        return held and undo_sending(tx, row.delivery_id, outcome.code, row.first_dispatch_at)
-    if outcome.kind is OutcomeKind.TEMPORARY:
-        due_at = tx.now + max(backoff, min(outcome.retry_after_seconds or 0, policy.LONGEST_BACKOFF_SECONDS))
-        held = requeue(tx, row, due_at=due_at, in_doubt=row.in_doubt, error=error)
-        return held and mark_queued_again(tx, row.delivery_id, outcome.code)
-    if outcome.kind is OutcomeKind.IN_DOUBT:
-        return _settle_doubt(tx, sender, row, due_at=tx.now + backoff, error=error)
-    held = end_held(tx, row, OutboxStatus.DEAD, error)
-    return held and mark_settled(tx, row.delivery_id, policy.FAILURE_STATUS[outcome.kind], outcome.code)
-
-
-def _settle_doubt(tx: Transaction, sender: Sender, row: OutboxRow, *, due_at: int, error: str) -> bool:
-    """The provider may have the mail. With its key memory we ask again; without, one more copy and then no more."""
-    key_window_open = _key_window_open(tx, row, sender.provider, sender.key_window_seconds)
-    if policy.is_repeatable(was_in_doubt=row.in_doubt, key_window_open=key_window_open):
-        held = requeue(tx, row, due_at=due_at, in_doubt=True, error=error)
-        return held and mark_queued_again(tx, row.delivery_id, "in_doubt")
-    return _bury(tx, row, "in_doubt")
-
-
-def _key_window_open(tx: Transaction, row: OutboxRow, provider: str, key_window_seconds: int | None) -> bool | None:
-    """Whether `provider` still knows the row's key; None if it keeps no keys, or another one was asked before."""
-    if key_window_seconds is None or row.provider not in (None, provider):
-        return None
-    return policy.is_key_window_open(row.first_dispatch_at, tx.now, key_window_seconds)
-
-
-def _recover(tx: Transaction, settings: Settings, sender: Sender) -> int:
-    expiry = {
-        "horizon": tx.now + settings.lease_seconds + policy.CLOCK_TOLERANCE_SECONDS,
-        "most_claims": policy.MOST_CLAIMS,
-        "most": RECOVER_BATCH,
-    }
-    freed = expire_claims(tx, **expiry)
-    expired = lock_expired(tx, **expiry)
-    for row in expired:
-        if row.status is OutboxStatus.DISPATCHING:
-            # Its worker died with the mail on the wire.
-            _settle_doubt(tx, sender, row, due_at=tx.now, error="the lease ran out on the wire")
-            insert_event(tx, row.delivery_id, EventType.IN_DOUBT, provider=row.provider, detail="lease expired")
-        else:
-            _bury(tx, row, "crash_loop")
-    stale = lock_stale(
-        tx,
-        expired_before=tx.now - policy.EXPIRED_LINK_GRACE_SECONDS,
-        longest_backoff=policy.LONGEST_BACKOFF_SECONDS,
-        most=RECOVER_BATCH,
-    )
-    for row in stale:
-        if end_queued(tx, row, OutboxStatus.DEAD, "link_expired"):
-            mark_settled(tx, row.delivery_id, DeliveryStatus.FAILED, "link_expired")
-            insert_event(tx, row.delivery_id, EventType.FAILED, detail="link_expired")
-    return max(freed, len(expired), len(stale))
-
-
-def _bury(tx: Transaction, row: OutboxRow, code: str) -> bool:
-    held = end_held(tx, row, OutboxStatus.DEAD, code)
-    if held:
-        mark_settled(tx, row.delivery_id, DeliveryStatus.FAILED, code)
-        insert_event(tx, row.delivery_id, EventType.FAILED, detail=code)
-    return held
-
-
-def _supersede(tx: Transaction, row: OutboxRow) -> None:
-    if end_held(tx, row, OutboxStatus.CANCELLED, None):
-        mark_settled(tx, row.delivery_id, DeliveryStatus.SUPERSEDED, None)
-        insert_event(tx, row.delivery_id, EventType.SUPERSEDED)
 
 
 def _attempt(worker: Worker, dispatch: Dispatch) -> Finished:
@@ -462,7 +241,7 @@ def _count(worker: Worker, counts: Counts, finished: Finished) -> None:
 
 def _record(worker: Worker, finished: Finished | None, upcoming: OutboxRow | None) -> Dispatch | None:
     """End one mail and begin the next, in one commit where nobody else has the next one's row."""
-    settings, sender, randomness = worker.services.settings, worker.sender, random.random()
+    settings, provider, randomness = worker.services.settings, worker.provider, random.random()
     # Before the lease of this attempt begins, so that it ends in time whatever comes between: half the lease, since a
     # server that dribbles bytes must not outlive it.
     send_until = deadline.now() + settings.lease_seconds / 2
@@ -470,18 +249,11 @@ def _record(worker: Worker, finished: Finished | None, upcoming: OutboxRow | Non
     def begin(tx: Transaction) -> Dispatch | None:
         if upcoming is None:
             return None
-        return begin_dispatch(
-            tx,
-            settings,
-            sender.provider,
-            upcoming,
-            key_window_seconds=sender.key_window_seconds,
-            send_until=send_until,
-        )
+        return begin_dispatch(tx, settings, provider, upcoming, send_until=send_until)
 
     def end_and_begin(tx: Transaction) -> tuple[Dispatch | None, bool]:
         if finished is not None:
-            settle(tx, sender, finished, randomness)
+            settle(tx, provider, finished, randomness)
             # Two rows of one person, on two lists, may be wanted by an erasure or a complaint in the other order. So
             # nobody waits here for a second row with the first one in hand.
             if upcoming is not None and not lock_row_if_free(tx, upcoming.id):
@@ -492,13 +264,6 @@ def _record(worker: Worker, finished: Finished | None, upcoming: OutboxRow | Non
     if not has_begun:
         dispatch = _persist(worker, begin)
     return dispatch
-
-
-def _release_all(tx: Transaction, rows: Sequence[OutboxRow]) -> None:
-    for row in rows:
-        # Waiting for one with others in hand would deadlock, as above. What somebody else has comes back by its lease.
-        if lock_row_if_free(tx, row.id):
-            release(tx, row)
 
 
 def _persist(worker: Worker, body: Callable[[Transaction], T]) -> T:

@@ -16,7 +16,7 @@ from tests.processes import CONTEXT, after, kill_myself
 from tests.resend_emulator import SECRET, ResendEmulator, signed
 from tests.scenes import assert_sound, count, deliveries, drain, join, services_at, statuses
 from tests.test_webhooks import HARD, body_of, post
-from waitlist import create_app, delivery_events, outbox
+from waitlist import create_app, delivery_events, dispatch, outbox
 from waitlist.mail import resend as resend_module
 from waitlist.mail.resend import ResendSender
 from waitlist.model import DeliveryStatus
@@ -32,13 +32,13 @@ DAY = 86_400
 # Where the worker dies, whether Resend has the mail by then, and whether our own record says so.
 POINTS: dict[str, tuple[Any, str, Callable[..., Any], bool, bool]] = {
     "before the claim": (outbox, "claim", kill_myself, False, False),
-    "after the claim": (outbox, "claim", after(outbox.claim), False, False),
-    "inside the begin": (outbox, "begin_dispatch", after(outbox.begin_dispatch), False, False),
+    "after the claim": (outbox, "claim", after(dispatch.claim), False, False),
+    "inside the begin": (outbox, "begin_dispatch", after(dispatch.begin_dispatch), False, False),
     "after the begin": (outbox, "_attempt", kill_myself, False, False),
     "before the request": (ResendSender, "_connect", kill_myself, False, False),
     "after the request": (resend_module, "_read", kill_myself, True, False),
     "after the answer": (outbox, "_attempt", after(outbox._attempt), True, False),
-    "inside the settle": (outbox, "settle", after(outbox.settle), True, False),
+    "inside the settle": (outbox, "settle", after(dispatch.settle), True, False),
     "after the settle": (outbox, "send_batch", after(outbox.send_batch), True, True),
 }
 

@@ -38,7 +38,7 @@ from tests.scenes import (
     subscriber,
 )
 from tests.smtp_server import Drop, Hang, SmtpServer
-from waitlist import confirmation, create_app, outbox
+from waitlist import confirmation, create_app, dispatch, outbox
 from waitlist.mail import smtp
 from waitlist.mail.smtp import Phase
 from waitlist.model import ConfirmOutcome, DeliveryStatus
@@ -79,12 +79,12 @@ def before_the_dot(function: Callable[..., Any]) -> Callable[..., Any]:
 
 IN_CODE = {
     "after the claim": Point(outbox, "claim", after, copies=1),
-    "inside begin dispatch": Point(outbox, "mark_sending", after, copies=1),
+    "inside begin dispatch": Point(dispatch, "mark_sending", after, copies=1),
     "after begin dispatch": Point(outbox, "_record", after, copies=1),
     "before the connection": Point(smtp._Connection, "open", before, copies=1),
     "inside DATA": Point(smtp._Connection, "_is_quiet", before_the_dot, copies=1),
     "after 250, before settle": Point(outbox, "settle", before, copies=2),
-    "inside settle": Point(outbox, "mark_accepted", after, copies=2),
+    "inside settle": Point(dispatch, "mark_accepted", after, copies=2),
     "before settle commits": Point(outbox, "settle", after, copies=2),
     "after settle": Point(outbox, "_record", after, copies=1, call=2),
 }

@@ -19,7 +19,7 @@ from tests.faults.workers import (
 )
 from tests.scenes import a_worker, assert_sound, join, outbox_rows
 from tests.smtp_server import Session, SmtpServer
-from waitlist import outbox
+from waitlist import dispatch, outbox
 from waitlist.services import Services
 from waitlist.store import Transaction, run_query
 from waitlist.store.schema import delivery_events, email_outbox
@@ -122,7 +122,7 @@ def test_rows_of_a_dead_worker_come_back_while_the_others_still_work(
     make_list(services)
     for number in range(4):
         join(services, f"p{number}@example.com")
-    outbox.claim(services, "dead", 1)
+    dispatch.claim(services, "dead", 1)
     worker = replace(a_worker(services, batch=1), on_mail=lambda _outcome: clock.advance(LONG_LEASE))
 
     outbox.drain(worker)

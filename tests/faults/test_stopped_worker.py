@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.factories import FakeSender
 from tests.faults.workers import (
     PATIENCE_SECONDS,
     assert_copies_are_identical,
@@ -28,7 +27,8 @@ from tests.faults.workers import (
 from tests.processes import start
 from tests.scenes import assert_sound, deliveries, everything, join, outbox_rows, services_at, statuses
 from tests.smtp_server import Drop, Hang, SmtpServer
-from waitlist import outbox
+from waitlist import dispatch, outbox
+from waitlist.dispatch import Provider
 from waitlist.model import DeliveryStatus
 from waitlist.services import Services
 from waitlist.settings import Settings
@@ -134,8 +134,8 @@ def test_worker_that_wakes_up_leaves_alone_what_its_heir_holds(site: Services, m
         mailbox.wait_for_phase("dot", timeout_seconds=PATIENCE_SECONDS)
         sleeper.stop()
         with later(site, LEASE + 1) as heir:
-            outbox.recover(heir, FakeSender())
-            assert len(outbox.claim(heir, "heir", len(PEOPLE))) == len(PEOPLE)
+            dispatch.recover(heir, Provider("smtp"))
+            assert len(dispatch.claim(heir, "heir", len(PEOPLE))) == len(PEOPLE)
 
         release.set()
         sleeper.signal(signal.SIGCONT)
@@ -179,9 +179,9 @@ def drain_and_stop_once_begun(settings: Settings) -> None:
 
     def record_and_stop(*arguments: Any) -> Any:
         patch.undo()
-        dispatch = record(*arguments)
+        begun = record(*arguments)
         os.kill(os.getpid(), signal.SIGSTOP)
-        return dispatch
+        return begun
 
     patch = pytest.MonkeyPatch()
     patch.setattr(outbox, "_record", record_and_stop)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from waitlist import ledger, outbox, people
+from waitlist import doctor, ledger, outbox, people
 from waitlist.addresses import canonical_address
 from waitlist.cli.base import EXIT_FAULT, as_json_option, command, echo_json
 from waitlist.model import Outcome, OutcomeKind
@@ -68,7 +68,7 @@ def outbox_status(as_json: bool) -> None:
 @click.argument("address")
 def test_mail(address: str) -> None:
     """Send one mail to ADDRESS to see that mail leaves. It confirms nothing and is not in the outbox."""
-    outcome = outbox.send_test_mail(services(), canonical_address(address))
+    outcome = doctor.send_test_mail(services(), canonical_address(address))
     words = f"{outcome.kind.replace('_', ' ')} {outcome.words}".strip()
     if outcome.kind is not OutcomeKind.ACCEPTED:
         raise click.ClickException(f"The mail did not leave: {words}")
