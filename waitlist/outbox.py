@@ -42,6 +42,8 @@ PURGE_EVERY_SECONDS: Final = 60.0
 PURGE_SECONDS: Final = 0.2
 # Without any news an idle worker looks again after this: for leases of others that ran out.
 IDLE_SECONDS: Final = 5.0
+# Times are whole seconds, so what is due in this one is looked for again after this.
+SOON_SECONDS: Final = 0.5
 # A database that is away is asked again so often.
 STORAGE_PAUSE_SECONDS: Final = 1.0
 
@@ -282,12 +284,12 @@ def _persist(worker: Worker, body: Callable[[Transaction], T]) -> T:
 
 
 def _idle_seconds(worker: Worker) -> float:
-    """Until the next moment at which there may be work. What is due already was not for us: its link is too old, or
-    the hourly budget is used up.
+    """Until the next moment at which there may be work. What was due before was not for us: its link is too old, or
+    the hourly budget is used up. What falls due in this second may be younger than our last claim.
     """
 
     def body(tx: Transaction) -> float:
         moment = next_moment(tx)
-        return IDLE_SECONDS if moment is None else min(IDLE_SECONDS, moment - tx.now)
+        return IDLE_SECONDS if moment is None else min(IDLE_SECONDS, max(SOON_SECONDS, moment - tx.now))
 
     return run_query(worker.services.store, body)

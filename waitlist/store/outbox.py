@@ -141,8 +141,8 @@ _STALE = (
     .with_for_update(of=email_outbox, skip_locked=True)
 )
 _IN_HAND = select(func.count()).select_from(email_outbox).where(_IS_HELD)
-_NEXT_DUE = select(func.min(_o.available_at)).where(_IS_QUEUED, _o.available_at > bindparam("now"))
-_NEXT_EXPIRY = select(func.min(_o.lease_expires_at)).where(_IS_HELD, _o.lease_expires_at > bindparam("now"))
+_NEXT_DUE = select(func.min(_o.available_at)).where(_IS_QUEUED, _o.available_at >= bindparam("now"))
+_NEXT_EXPIRY = select(func.min(_o.lease_expires_at)).where(_IS_HELD, _o.lease_expires_at >= bindparam("now"))
 
 _update = sa.update(email_outbox).where(_o.id == bindparam("outbox_id"))
 _held = _update.where(_o.lease_token == bindparam("lease"))
@@ -246,7 +246,7 @@ def count_in_hand(tx: Transaction) -> int:
 
 
 def next_moment(tx: Transaction) -> int | None:
-    """When the next row falls due or the next lease ends, later than now; None with nothing to wait for."""
+    """When the next row falls due or the next lease ends, now or later; None with nothing to wait for."""
     moments = [tx.execute(statement, {"now": tx.now}).scalar_one() for statement in (_NEXT_DUE, _NEXT_EXPIRY)]
     return min((int(moment) for moment in moments if moment is not None), default=None)
 
