@@ -355,6 +355,10 @@ class TestCheckIntegrity:
             ),
             ("mail to be sent without its outbox row", sa.delete(email_outbox)),
             ("outbox row to be sent without its mail", sa.update(email_outbox).values(message="")),
+            (
+                "confirmed subscriber without the mail whose link was used",
+                sa.update(subscribers).values(status="confirmed", confirmed_at=1),
+            ),
             ("pending token whose mail was never made", sa.update(subscribers).values(confirmation_token_hash="x")),
         ],
     )

@@ -427,7 +427,7 @@ def test_doctor_finds_nothing_wrong_and_changes_nothing(app: Flask, services: Se
     words, machine = flask(app, "doctor"), flask(app, "doctor", "--json")
 
     assert (words.exit_code, machine.exit_code) == (0, 0)
-    examined = ["settings", "data key", "schema", "database", "disk", "mail"]
+    examined = ["settings", "data key", "schema", "database", "disk", "rate limit", "mail"]
     assert [line.split(":")[0] for line in words.output.splitlines()] == [f"ok    {what}" for what in examined]
     assert [finding["what"] for finding in json.loads(machine.stdout)] == examined
     assert newest_revision() in words.output

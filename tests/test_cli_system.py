@@ -16,9 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from flask import Flask
 from pydantic import SecretStr
 
-from tests.factories import make_list
+from tests.factories import FakeSender, make_list
 from tests.scenes import join, outbox_rows, services_at, set_setting
 from tests.smtp_server import Hang, SmtpServer
 from waitlist import doctor, ledger
@@ -217,6 +218,30 @@ def test_doctor_knows_a_foreign_data_key(services: Services) -> None:
     assert words_of(services, "data key") == (True, "the one this database was filled with")
     foreign = set_setting(services, data_key=SecretStr("x" * 32))
     assert not words_of(foreign, "data key")[0]
+
+
+@pytest.mark.parametrize("command", [("up",), ("drain-outbox",)])
+def test_nothing_is_sent_or_served_with_a_foreign_data_key(
+    app: Flask, services: Services, sender: FakeSender, command: tuple[str, ...]
+) -> None:
+    make_list(services)
+    join(services)
+    app.extensions["waitlist"] = set_setting(services, data_key=SecretStr("x" * 32))
+
+    result = app.test_cli_runner().invoke(args=command)
+
+    assert result.exit_code == 2
+    assert "Put the old key back" in result.output
+    assert sender.mails == []
+
+
+def test_doctor_sees_that_the_redis_of_the_rate_limit_does_not_answer(services: Services) -> None:
+    assert words_of(services, "rate limit")[0]
+    lost = set_setting(services, rate_limit_storage=SecretStr("redis://127.0.0.1:1"))
+    assert words_of(lost, "rate limit") == (
+        False,
+        "its Redis does not answer: each web process counts for itself meanwhile",
+    )
 
 
 @pytest.mark.parametrize(

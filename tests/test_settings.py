@@ -13,6 +13,7 @@ from dotenv import dotenv_values
 
 from tests.processes import run_at_once
 from waitlist import create_app
+from waitlist import settings as module
 from waitlist.errors import SettingsError
 from waitlist.settings import PREFIX, ROOT, SECRET_FIELDS, Settings, load_settings
 
@@ -233,6 +234,7 @@ FAULTS = [
     ("", "WAITLIST_CONTACT", "a@b.example\nBcc: c@d.example", "one line"),
     ("", "WAITLIST_SECRET_KEY", "hunter2", "32"),
     ("", "WAITLIST_DATA_KEY", "hunter2", "32"),
+    ("", "WAITLIST_SECRET_KEY_FALLBACKS", f"{'o' * 32}, hunter2", "32"),
     ("", "WAITLIST_RESEND_WEBHOOK_SECRET", "whsec_", "base64"),
     ("", "WAITLIST_RESEND_WEBHOOK_SECRET", "hunter2hunter2-", "base64"),
     ("", "WAITLIST_RESEND_WEBHOOK_SECRET", f"whsec_{SECRET}é", "base64"),
@@ -284,6 +286,23 @@ def test_memory_counts_in_one_process_only(home: dict[str, str]) -> None:
     """B282."""
     assert "redis://" in faults_of(home, WAITLIST_WEB_WORKERS="2")[0]
     assert load(home, WAITLIST_WEB_WORKERS="2", WAITLIST_RATE_LIMIT_STORAGE="redis://host").web_workers == 2
+
+
+@pytest.mark.parametrize(
+    ("package", "variable", "value"),
+    [
+        ("redis", "WAITLIST_RATE_LIMIT_STORAGE", "redis://host"),
+        ("psycopg", "WAITLIST_DATABASE_URL", "postgresql://user:pw@host/db"),
+    ],
+)
+def test_package_that_is_not_installed_is_a_fault_in_words(
+    home: dict[str, str], monkeypatch: pytest.MonkeyPatch, package: str, variable: str, value: str
+) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == package else name)
+
+    fault = faults_of(home, **{variable: value})[0]
+
+    assert fault.startswith(f"{variable} needs the package {package}: start with ./run")
 
 
 def test_both_keys_must_be_set_on_postgresql(home: dict[str, str]) -> None:

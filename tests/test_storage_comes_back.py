@@ -58,7 +58,7 @@ def test_damaged_file_is_one_sentence_not_a_surprise(services: Services, setting
     shutil.copyfile(garbage, settings.database_path)
     services.store.close()
 
-    with pytest.raises(StorageUnavailable, match="put a backup in its place"):
+    with pytest.raises(StorageUnavailable, match="stop everything, and put a backup in its place"):
         count(services, subscribers)
     assert not ledger.readiness(services).is_ready
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from waitlist.errors import SchemaMismatch, StorageBusy
+from limits.storage import storage_from_string
+
+from waitlist.errors import SchemaMismatch, SettingsError, StorageBusy
 from waitlist.ledger import LITTLE_ROOM_BYTES
 from waitlist.model import Outcome, OutcomeKind
 from waitlist.services import Services
@@ -33,8 +35,26 @@ def examine(services: Services) -> list[Finding]:
         _schema(services),
         _database(services),
         _room(services),
+        _rate_limit(services),
         _mail(services),
     ]
+
+
+def check_data_key(services: Services) -> bool:
+    """Raises SettingsError for another data key than the database was filled with; False if no mail tells.
+
+    The newest mail was counted under a digest of its address: with the right key it comes out the same.
+    """
+    newest = run_query(services.store, get_newest_recipient)
+    if newest is None:
+        return False
+    email, hmac = newest
+    if cap_hmac(services.settings.data_key_text, email) != hmac:
+        raise SettingsError(
+            "WAITLIST_DATA_KEY, or the file data_key, is not the key this database was filled with: suppressed addresses"
+            " would be written to again. Put the old key back"
+        )
+    return True
 
 
 def send_test_mail(services: Services, recipient: str) -> Outcome:
@@ -54,17 +74,22 @@ def _settings(services: Services) -> Finding:
 
 
 def _data_key(services: Services) -> Finding:
-    """The newest mail was counted under a digest of its address: with the right key it comes out the same."""
     try:
-        newest = run_query(services.store, get_newest_recipient)
+        is_proved = check_data_key(services)
+    except SettingsError as error:
+        return Finding("data key", False, str(error))
     except (SchemaMismatch, StorageBusy) as error:
         return Finding("data key", False, f"cannot be checked: {error}")
-    if newest is None:
-        return Finding("data key", True, "no mail yet to check it by")
-    email, hmac = newest
-    if cap_hmac(services.settings.data_key_text, email) != hmac:
-        return Finding("data key", False, "not the one this database was filled with: suppressions do not hold")
-    return Finding("data key", True, "the one this database was filled with")
+    return Finding("data key", True, "the one this database was filled with" if is_proved else "no mail to check it by")
+
+
+def _rate_limit(services: Services) -> Finding:
+    storage = services.settings.rate_limit_storage.get_secret_value()
+    if storage.startswith("memory:"):
+        return Finding("rate limit", True, "counted in the web server's memory")
+    if storage_from_string(storage).check():
+        return Finding("rate limit", True, "its Redis answers")
+    return Finding("rate limit", False, "its Redis does not answer: each web process counts for itself meanwhile")
 
 
 def _room(services: Services) -> Finding:

@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 from email.utils import parseaddr
+from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -34,6 +35,8 @@ from waitlist.model import DAY_SECONDS, ENCODED_WORD
 
 ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "WAITLIST_"
+# Of hexadecimal digits, 128 bits.
+LEAST_KEY_CHARACTERS = 32
 # A year: a longer time is a slip of the keyboard.
 LONGEST_SECONDS = 366 * DAY_SECONDS
 # As in a link: a name in ASCII (an international one as its A-label) or an IP address.
@@ -139,6 +142,7 @@ class Settings(BaseModel):
         if parts.scheme == "sqlite" and parts.netloc == "" and len(parts.path) > 1 and ":memory:" not in parts.path:
             return value
         if parts.scheme == "postgresql" and len(parts.path) > 1:
+            _need_package("psycopg")
             return value
         raise ValueError("must be sqlite:///path/to/file or postgresql://user:password@host/database")
 
@@ -148,8 +152,15 @@ class Settings(BaseModel):
         url = info.data.get("database_url")
         if value is None and url is not None and url.get_secret_value().startswith("postgresql"):
             raise ValueError("must be set when the database is PostgreSQL: several machines share it")
-        if value is not None and len(value.get_secret_value()) < 32:
-            raise ValueError("must hold at least 32 characters; `openssl rand -hex 32` makes one")
+        if value is not None and len(value.get_secret_value()) < LEAST_KEY_CHARACTERS:
+            raise ValueError(f"must hold at least {LEAST_KEY_CHARACTERS} characters; `openssl rand -hex 32` makes one")
+        return value
+
+    @field_validator("secret_key_fallbacks")
+    @classmethod
+    def _are_keys(cls, value: SecretStr | None) -> SecretStr | None:
+        if any(len(key) < LEAST_KEY_CHARACTERS for key in _listed(value)):
+            raise ValueError(f"must be keys of at least {LEAST_KEY_CHARACTERS} characters with commas between")
         return value
 
     @field_validator("mail_url")
@@ -209,6 +220,8 @@ class Settings(BaseModel):
             raise ValueError("must be memory:// or redis://host:port")
         if scheme == "memory" and info.data.get("web_workers", 1) > 1:
             raise ValueError(f"memory:// counts in one process; {PREFIX}WEB_WORKERS above 1 needs redis://host:port")
+        if scheme != "memory":
+            _need_package("redis")
         return value
 
     @field_validator("resend_webhook_secret")
@@ -345,7 +358,7 @@ def _key_file(path: Path) -> str:
         raise SettingsError(f"The key file {path} cannot be read or made: {error.strerror}") from error
     except UnicodeError:
         key = ""
-    if len(key) < 32:
+    if len(key) < LEAST_KEY_CHARACTERS:
         raise SettingsError(
             f"The key file {path} is damaged: restore it from a backup, or remove it if the list is new"
         )
@@ -360,6 +373,12 @@ def _split(url: str) -> SplitResult:
     except ValueError as error:
         raise ValueError("is not a well-formed URL (is the port a number from 1 to 65535?)") from error
     return parts
+
+
+def _need_package(name: str) -> None:
+    """`./run` installs what a setting asks for; who types `flask` alone may not have it."""
+    if find_spec(name) is None:
+        raise ValueError(f"needs the package {name}: start with ./run, or install requirements/extras.txt")
 
 
 def _listed(value: SecretStr | None) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ def drain_outbox(follow: bool, limit: int | None, batch: int, connections: int, 
     if follow and limit is not None:
         raise click.UsageError("--limit ends a drain, --follow never ends: use one of them.")
     check_schema(services().store)
+    doctor.check_data_key(services())
     stop = _stop_on_signals()
     if follow:
         outbox.follow_all(_workers(connections, batch, stop, lambda _outcome: None))

@@ -32,6 +32,7 @@ def up(no_worker: bool) -> None:
     """Bring the embedded database up to date and run web server and worker together."""
     store, settings = services().store, services().settings
     check_schema(store)
+    checks.check_data_key(services())
     _refuse_taken_port(settings)
     if waitlists.create_default(services()):
         click.echo(f"Made a first list, {waitlists.DEFAULT_LIST}; `flask lists` shows it.")

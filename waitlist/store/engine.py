@@ -370,7 +370,10 @@ class SQLite:
     def translate(self, error: Exception) -> Exception:
         name = getattr(getattr(error, "orig", error), "sqlite_errorname", "")
         if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-            return StorageUnavailable(f"{self.path} is damaged or no database; put a backup in its place.")
+            return StorageUnavailable(
+                f"{self.path} is damaged or no database: stop everything, and put a backup in its"
+                " place as docs/operations.md says."
+            )
         if isinstance(error, PoolTimeoutError) or name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
             return StorageBusy()
         if "no such table" in str(error) or "no such column" in str(error):
@@ -446,10 +449,15 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def create_private_file(path: Path) -> None:
-    """Make the database file readable by its owner alone, whatever the umask; SQLite's side files follow it."""
+    """Make the database file, if there is none, readable by its owner alone; SQLite's side files follow it.
+
+    One that is there is never opened: closing it would drop the locks of every connection of this process.
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        pass
     except OSError as error:
         raise StorageUnavailable(f"The database {path} cannot be made or written: {error.strerror}.") from error
 

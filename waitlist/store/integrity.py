@@ -47,6 +47,9 @@ _BROKEN: Final[dict[str, sa.Select[Any]]] = {
         _s.confirmation_rotated_at.is_not(None),
         ~exists().where(_d.subscriber_id == _s.id, _d.token_hash == _s.confirmation_token_hash),
     ),
+    "confirmed subscriber without the mail whose link was used": select(_s.id).where(
+        _s.status == SubscriberStatus.CONFIRMED, _s.confirmed_delivery_id.is_(None)
+    ),
 }
 _COUNTS: Final = {what: select(func.count()).select_from(rows.subquery()) for what, rows in _BROKEN.items()}
 
