@@ -23,6 +23,8 @@ from waitlist.web.current import services
 
 # Fits every database's integer, and int() never sees more than nine digits.
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
+# A byte that is no UTF-8 stays as it was spelled, in percents, and must not become somebody's address.
+_NO_TEXT: Final = re.compile(r"%[89A-Fa-f][0-9A-Fa-f]")
 _STAMPED: Final = "form"
 # The one value of the box in the templates. A browser sends it for a tick, and nothing at all without one.
 _TICKED: Final = "yes"
@@ -80,6 +82,8 @@ class SignupForm(FlaskForm):  # type: ignore[misc]  # FlaskForm is untyped
         return bool(super().validate(extra_validators))
 
     def validate_email(self, field: Field) -> None:
+        if _NO_TEXT.search(field.data or ""):
+            raise ValidationError(str(InvalidAddress()))
         try:
             self.address = canonical_address(field.data or "")
         except InvalidAddress as error:
