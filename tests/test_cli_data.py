@@ -32,15 +32,18 @@ from tests.scenes import (
     everything,
     join,
     ledger,
+    outbox_rows,
     refused,
     set_delivery_status,
     token_in,
 )
 from waitlist import confirmation, create_app, exports, people
+from waitlist.errors import StorageUnavailable
 from waitlist.model import ConfirmOutcome, DeliveryStatus
 from waitlist.services import Services
 from waitlist.settings import Settings
 from waitlist.store import run_query, run_transaction
+from waitlist.store.integrity import COUPLING
 from waitlist.store.schema import (
     delivery_events,
     email_deliveries,
@@ -217,6 +220,26 @@ class TestExport:
         assert b"Traceback" not in done.stderr
 
 
+@ONLY_SQLITE
+@pytest.mark.parametrize(
+    ("command", "name"), [(("backup",), "waitlist.sqlite3"), (("export-subscribers", "--output"), ".copy.")]
+)
+def test_what_is_told_to_be_written_is_on_the_disk(
+    app: Flask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], name: str
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+
+    assert flask(app, *command, str(tmp_path / "copy")).exit_code == 0
+    assert any(file.startswith(name) for file in synced)
+
+
 class TestErase:
     def test_person_is_gone_from_every_list_and_the_ledger_forgets(
         self, app: Flask, services: Services, sender: FakeSender
@@ -268,6 +291,18 @@ class TestErase:
 
         assert [delivery.status for delivery in deliveries(services)] == [DeliveryStatus.SENT]
 
+    @ONLY_SQLITE
+    def test_token_of_an_erased_person_lives_on_in_no_file(
+        self, app: Flask, services: Services, settings: Settings
+    ) -> None:
+        join(services)
+        token = outbox_rows(services)[0].confirmation_url.rpartition("/")[2].encode()
+
+        flask(app, "erase-subscriber", EMAIL)
+
+        files = settings.database_path.parent.glob(f"{settings.database_path.name}*")
+        assert not any(token in file.read_bytes() for file in files)
+
 
 @ONLY_SQLITE
 class TestBackup:
@@ -303,6 +338,12 @@ class TestBackup:
         assert run_transaction(services.store, body) == 0
         with closing(sqlite3.connect(next((tmp_path / "copy").glob("*.sqlite3")))) as connection:
             assert connection.execute("SELECT count(*) FROM email_outbox").fetchone() == (1,), "as it stood before"
+
+    def test_queries_still_cannot_write_afterwards(self, app: Flask, services: Services, tmp_path: Path) -> None:
+        flask(app, "backup", str(tmp_path / "copy"))
+
+        with pytest.raises(StorageUnavailable):
+            run_query(services.store, lambda tx: tx.execute(sa.delete(subscribers)))
 
     def test_existing_folder_stays_as_it_is(self, app: Flask, tmp_path: Path) -> None:
         (tmp_path / "mine").mkdir()
@@ -356,6 +397,10 @@ class TestCheckIntegrity:
             ("mail to be sent without its outbox row", sa.delete(email_outbox)),
             ("outbox row to be sent without its mail", sa.update(email_outbox).values(message="")),
             (
+                "submission that was never decided",
+                sa.update(signup_requests).values(state="processing", decision=None),
+            ),
+            (
                 "confirmed subscriber without the mail whose link was used",
                 sa.update(subscribers).values(status="confirmed", confirmed_at=1),
             ),
@@ -391,6 +436,26 @@ class TestCheckIntegrity:
 
         counts = json.loads(flask(app, "check-integrity", "--json").output)
         assert counts["mail to be sent that is not the newest"] == 1
+
+    @ONLY_SQLITE
+    def test_row_whose_parent_is_gone_is_found(self, app: Flask, services: Services, settings: Settings) -> None:
+        join(services)
+        with closing(sqlite3.connect(settings.database_path)) as connection:
+            connection.execute("DELETE FROM subscribers")  # this program leaves foreign keys off
+            connection.commit()
+
+        assert flask(app, "check-integrity").exit_code == 1
+        assert services.store.find_damage()
+
+    def test_coupling_is_that_of_the_contract(self) -> None:
+        assert {str(row): set(map(str, mails)) for row, mails in COUPLING.items()} == {
+            "queued": {"queued"},
+            "leased": {"queued"},
+            "dispatching": {"sending"},
+            "sent": {"sent", "delivered", "bounced", "complained"},
+            "dead": {"failed", "rejected"},
+            "cancelled": {"superseded"},
+        }
 
     @ONLY_SQLITE
     def test_damage_of_the_file_itself_is_found(self, app: Flask, services: Services, settings: Settings) -> None:

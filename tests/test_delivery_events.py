@@ -653,3 +653,35 @@ def test_link_of_a_bounced_mail_still_confirms(services: Services, sender: FakeS
 
     assert look(services, token_in(sender.mails[0])).outcome is ConfirmOutcome.CONFIRMED_NOW
     assert count(services, email_deliveries) == 1
+
+
+def test_event_that_was_applied_is_not_applied_again(services: Services) -> None:
+    early = ProviderEvent(
+        event_id="e", type=EventType.COMPLAINED, recipient=EMAIL, delivery_id=None, provider_message_id="fake-1"
+    )
+    delivery_events.record(services, "fake", [early])
+    find = sa.select(event_table.c.id).where(event_table.c.event_id == "e")
+    parked_id = run_query(services.store, lambda tx: tx.execute(find).scalar_one())
+    join(services)
+    drain(services)
+    assert statuses(services) == [DeliveryStatus.COMPLAINED]
+    people.unsuppress(services, EMAIL)
+    before = everything(services)
+
+    run_transaction(
+        services.store, lambda tx: delivery_events._apply_parked(tx, services.settings.data_key_text, parked_id)
+    )
+
+    assert everything(services) == before
+
+
+def test_event_that_was_applied_is_not_looked_for_again(services: Services) -> None:
+    """Else a hundred of them would fill every batch, and a parked one would never come to its turn."""
+    join(services)
+    drain(services)
+    known = ProviderEvent(
+        event_id="e", type=EventType.DELIVERED, recipient=EMAIL, delivery_id=None, provider_message_id="fake-1"
+    )
+    delivery_events.record(services, "fake", [known])
+
+    assert delivery_events.apply_parked(services) == 0

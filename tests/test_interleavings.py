@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -19,15 +20,25 @@ import sqlalchemy as sa
 
 from tests.factories import FakeSender, make_list
 from tests.processes import run_at_once
-from tests.scenes import EMAIL, assert_sound, deliveries, drain, join, services_at
-from waitlist import confirmation, delivery_events, erasure, people
+from tests.scenes import (
+    EMAIL,
+    assert_sound,
+    count,
+    deliveries,
+    drain,
+    join,
+    services_at,
+    set_setting,
+    subscriber,
+)
+from waitlist import confirmation, delivery_events, erasure, people, signup
 from waitlist.mail.base import Mail
-from waitlist.model import EventType, Outcome, OutcomeKind, ProviderEvent
+from waitlist.model import Decision, EventType, Outcome, OutcomeKind, ProviderEvent, SubscriberStatus
 from waitlist.services import Services
 from waitlist.settings import Settings
 from waitlist.store import Transaction, run_query, run_transaction
-from waitlist.store.schema import email_deliveries, email_outbox, subscribers
-from waitlist.tokens import LinkPurpose, sign_link
+from waitlist.store.schema import email_deliveries, email_outbox, signup_requests, subscribers
+from waitlist.tokens import LinkPurpose, cap_hmac, sign_link
 
 PROCESSES = 5
 # Ten thousand in all, a minute on two idle cores; in rounds, since on a busy machine one answer must not take too long.
@@ -193,3 +204,88 @@ def test_worker_settles_while_an_event_holds_the_subscriber(services: Services) 
 
     assert counts.attempts == 1
     assert deliveries(services)[0].id == delivery.id
+
+
+class TestWhoWaitsForWhom:
+    def test_submission_that_an_erasure_waited_for_is_forgotten_too(
+        self, services: Services, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make_list(services)
+        people.suppress(services, EMAIL)
+        join(services)
+        erasing = threading.Thread(target=erasure.erase, args=(services, EMAIL))
+        close = signup.close_request
+
+        def close_while_erasing(tx: Transaction, *rest: Any) -> Any:  # it holds the cap key
+            erasing.start()
+            wait_for_a_lock_wait(services, erasing)
+            return close(tx, *rest)
+
+        monkeypatch.setattr(signup, "close_request", close_while_erasing)
+        join(services)
+        erasing.join()
+
+        known = sa.select(sa.func.count(signup_requests.c.email_hmac))
+        assert run_query(services.store, lambda tx: tx.execute(known).scalar_one()) == 0
+
+    def test_erasure_waits_for_a_ledger_row_before_it_holds_the_cap_key(
+        self, services: Services, settings: Settings, database_url: str
+    ) -> None:
+        make_list(services)
+        join(services)
+        erasing = threading.Thread(target=erasure.erase, args=(services, EMAIL))
+
+        with services.store.begin() as tx:
+            tx.execute(sa.select(signup_requests.c.operation_id).with_for_update())
+            erasing.start()
+            wait_for_a_lock_wait(services, erasing)
+            tx.lock(cap_hmac(settings.data_key_text, EMAIL))  # as a submission under an expired key goes on
+        erasing.join()
+
+        assert deadlocks(database_url) == 0
+        assert count(services, subscribers) == 0
+
+    def test_suppression_waits_for_the_submission_that_has_looked_already(
+        self, services: Services, sender: FakeSender, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make_list(services)
+        suppressing = threading.Thread(target=people.suppress, args=(services, EMAIL))
+        is_capped = signup._is_capped
+
+        def look_while_suppressing(*rest: Any) -> bool:
+            suppressing.start()
+            wait_for_a_lock_wait(services, suppressing)
+            return is_capped(*rest)
+
+        monkeypatch.setattr(signup, "_is_capped", look_while_suppressing)
+        join(services)
+        suppressing.join()
+        drain(services)
+
+        assert sender.mails == []
+        assert subscriber(services).status is SubscriberStatus.UNSUBSCRIBED
+
+    def test_submissions_at_once_under_many_tags_do_not_overrun_the_cap(self, services: Services) -> None:
+        make_list(services)
+        thrifty = set_setting(services, mails_per_address_per_day=1)
+        barrier = threading.Barrier(PROCESSES)
+
+        def submit(number: int) -> Decision | None:
+            barrier.wait(20)
+            return join(thrifty, f"person+{number}@example.com").decision
+
+        with ThreadPoolExecutor(PROCESSES) as pool:
+            decisions = list(pool.map(submit, range(PROCESSES)))
+
+        assert decisions.count(Decision.QUEUED) == 1
+
+
+def wait_for_a_lock_wait(services: Services, thread: threading.Thread) -> None:
+    """Until somebody in this database waits for a lock, or `thread` has ended without."""
+    query = sa.text(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    end = time.monotonic() + 20
+    while thread.is_alive() and not run_query(services.store, lambda tx: tx.execute(query).scalar_one()):
+        assert time.monotonic() < end
+        time.sleep(0.01)

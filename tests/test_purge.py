@@ -285,3 +285,48 @@ def test_cleanup_of_random_ages_removes_exactly_what_is_past_its_time(
     assert count(services, subscribers) == sum(age < 30 * DAY for age in ages)
     assert count(services, signup_requests) == sum(age < 90 * DAY for age in ages)
     assert count(services, email_outbox) == sum(age < 30 * DAY for age in ages), "gone with the person"
+
+
+def test_person_whose_mail_still_counts_for_the_caps_is_not_erased(
+    services: Services, sender: FakeSender, clock: FakeClock
+) -> None:
+    join(services)
+    drain(services)
+    clock.advance(20 * DAY)
+    people.resend(services, "person@example.com", reason="asked by phone")  # keeps the time of consent
+    drain(services)
+    newest = deliveries(services)[-1]
+    run_transaction(services.store, lambda tx: confirmation.leave(tx, newest.subscriber_id))  # clears the rotation
+    clock.advance(15 * DAY)
+
+    purge(services)
+    assert len(deliveries(services)) == 2
+
+    clock.advance(16 * DAY)
+    assert purge(services)["people who never confirmed"] == 1
+
+
+def test_events_of_an_open_mail_are_not_purged(services: Services, sender: FakeSender, clock: FakeClock) -> None:
+    patient = set_setting(services, token_ttl_seconds=200 * DAY)
+    sender.answer_with(Outcome(OutcomeKind.TEMPORARY, "smtp_451"))
+    join(patient)
+    drain(patient)
+    clock.advance(100 * DAY)
+    before = count(services, delivery_events)
+
+    purge(patient)
+
+    assert count(services, delivery_events) == before > 0
+
+
+def test_ledger_row_whose_key_still_promises_a_replay_is_not_purged(services: Services, clock: FakeClock) -> None:
+    """The retention was shortened after the key was taken."""
+    first = sign_up_with_key(set_setting(services, key_retention_seconds=60 * DAY))
+    drain(services)
+    clock.advance(40 * DAY)
+    today = set_setting(services, retention_days=31)
+
+    purge(today)
+
+    again = sign_up_with_key(today)
+    assert (again.replayed, again.response_body) == (True, first.response_body)

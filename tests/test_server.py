@@ -164,6 +164,19 @@ class TestWhatReachesTheApplication:
         assert _post(bytes(101), server=server) == (503, f"{messages.BODIES_BUSY}\n".encode())
         assert _post(bytes(100), server=server)[0] == 200, "what was refused is held no longer"
 
+    @pytest.mark.parametrize("status", [400, 408, 503])
+    def test_refusal_ends_the_connection(self, status: int) -> None:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        asyncio.run(module._refuse(send, module.RefusedBody(status, "why")))
+
+        headers = dict(sent[0]["headers"])
+        assert headers[b"connection"] == b"close"
+        assert headers.get(b"retry-after") == (b"10" if status == 503 else None)
+
     def test_header_with_an_underscore_cannot_speak_for_the_proxy(self) -> None:
         theirs, ours = (b"x_forwarded_for", b"6.6.6.6"), (b"x-forwarded-for", b"127.0.0.9")
 

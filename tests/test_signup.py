@@ -26,7 +26,7 @@ from tests.scenes import (
     subscriber,
     token_in,
 )
-from waitlist import confirmation, dispatch, waitlists
+from waitlist import confirmation, dispatch, people, signup, waitlists
 from waitlist.addresses import canonical_address
 from waitlist.errors import UnknownConsent, UnknownList
 from waitlist.model import (
@@ -519,3 +519,38 @@ def test_erased_person_is_forgotten_and_may_begin_anew(services: Services, sende
     assert confirmation.look(services, token).outcome is ConfirmOutcome.NOT_OURS
     assert (count(services, email_deliveries), count(services, email_outbox)) == (0, 0)
     assert join(services).decision is Decision.QUEUED
+
+
+@pytest.mark.parametrize("decision", [Decision.SUPPRESSED, Decision.CAPPED, Decision.IN_FLIGHT])
+def test_refusal_completes_its_ledger_row(services: Services, clock: FakeClock, decision: Decision) -> None:
+    if decision is Decision.SUPPRESSED:
+        people.suppress(services, EMAIL)
+    elif decision is Decision.CAPPED:
+        for _ in range(services.settings.mails_per_address_per_day):
+            join(services)
+            drain(services)
+            clock.advance(600)
+    else:
+        join(services)
+        (row,) = dispatch.claim(services, "one", 1)
+        begin(services, row)
+        clock.advance(600)
+
+    assert join(services).decision is decision
+    assert_sound(services)
+
+
+def test_failure_that_somebody_else_has_claimed_is_left_to_them(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join(services)
+    drain(services)
+    set_delivery_status(services, DeliveryStatus.BOUNCED)
+    (bounced,) = deliveries(services)
+    assert join(services).decision is Decision.RETRY_QUEUED
+    # As it stood before the other's commit.
+    monkeypatch.setattr(signup, "get_latest_delivery", lambda _tx, _subscriber_id: bounced)
+
+    assert join(services).decision is Decision.RETRY_CLAIMED
+    assert len(deliveries(services)) == 2
+    assert_sound(services)

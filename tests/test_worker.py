@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -39,12 +39,14 @@ from tests.scenes import (
 from tests.smtp_server import SmtpServer
 from waitlist import confirmation, dispatch, ledger, outbox, policy
 from waitlist.dispatch import Dispatch, Finished, Provider
+from waitlist.errors import StorageBusy
 from waitlist.mail import deadline
 from waitlist.mail.base import Mail
 from waitlist.mail.registry import make_sender
 from waitlist.model import DeliveryStatus, OutboxStatus, Outcome, OutcomeKind, SubscriberStatus
 from waitlist.services import Services
-from waitlist.store import run_query, run_transaction
+from waitlist.settings import Settings
+from waitlist.store import Store, run_query, run_transaction
 from waitlist.store.outbox import OutboxRow, lock_row
 from waitlist.store.schema import delivery_events, email_outbox
 
@@ -888,3 +890,99 @@ def test_mail_object_survives_the_outbox_unchanged() -> None:
     mail = Mail("a@example.com", "Sübject", "text\n", "<p>", (("From", "W <w@example.com>"), ("Date", "x")))
 
     assert Mail.from_json("a@example.com", mail.to_json()) == mail
+
+
+def test_worker_that_wakes_up_gives_back_nothing_that_its_heir_has_claimed(
+    services: Services, clock: FakeClock
+) -> None:
+    join(services)
+    late = claim_one(services, "late")
+    clock.advance(LEASE)
+    dispatch.recover(services, Provider("fake"))
+    heir = claim_one(services, "heir")
+
+    run_transaction(services.store, lambda tx: dispatch.release_all(tx, [late]))
+
+    assert row_of(services, heir).lease_token == heir.lease_token
+    assert begin(services, heir) is not None
+
+
+def test_link_that_grew_too_old_since_the_claim_is_not_sent(services: Services, clock: FakeClock) -> None:
+    join(services)
+    clock.advance(DAY - 3600)
+    row = claim_one(services)
+    clock.advance(1)
+
+    assert begin(services, row) is None
+    again = row_of(services, row)
+    assert (again.status, again.attempts, again.lease_token) == (OutboxStatus.QUEUED, 0, None)
+
+
+def test_time_that_the_begin_itself_takes_is_taken_off_the_deadline(
+    services: Services, sender: FakeSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steady = FakeClock()
+    run = outbox.run_transaction
+
+    def slow(store: Store, body: Callable[[Any], Any]) -> Any:
+        monkeypatch.setattr(outbox, "run_transaction", run)
+        steady.advance(LEASE / 2)  # the wait for the lock, before this attempt's lease is written
+        return run(store, body)
+
+    join(services)
+    monkeypatch.setattr(deadline, "now", steady)
+    monkeypatch.setattr(outbox, "run_transaction", slow)
+
+    drain(services)
+
+    assert (sender.mails, outbox_rows(services)[0].last_error) == ([], "late nothing was sent")
+
+
+def test_rows_that_another_worker_holds_count_against_the_budget(services: Services) -> None:
+    for number in range(3):
+        join(services, f"p{number}@example.com")
+    frugal = set_setting(services, mail_budget_per_hour=2)
+
+    assert len(dispatch.claim(frugal, "one", 2)) == 2
+    assert dispatch.claim(frugal, "two", 2) == []
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+class TestClaimsOfTwoWorkers:
+    @pytest.fixture
+    def impatient(self, services: Services, database_url: str, clock: FakeClock) -> Iterator[Services]:
+        store = Store(database_url, clock=clock, lock_wait=0.2)
+        yield replace(services, store=store)
+        store.close()
+
+    def test_claims_take_turns_or_both_would_spend_one_budget(self, services: Services, impatient: Services) -> None:
+        join(services)
+
+        with services.store.begin() as tx:
+            tx.lock("waitlist.claim")
+            with pytest.raises(StorageBusy):
+                dispatch.claim(impatient, "two", 1)
+
+    def test_claim_waits_for_no_row_that_somebody_else_has(self, services: Services, impatient: Services) -> None:
+        for number in range(3):
+            join(services, f"p{number}@example.com")
+        first, *others = outbox_rows(services)
+
+        with services.store.begin() as tx:
+            lock_row(tx, first.id)
+            claimed = dispatch.claim(impatient, "two", 3)
+
+        assert [row.id for row in claimed] == [row.id for row in others]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_token_lives_on_in_no_file_when_a_drain_is_done(
+    services: Services, settings: Settings, sender: FakeSender
+) -> None:
+    join(services)
+    token = outbox_rows(services)[0].confirmation_url.rpartition("/")[2].encode()
+
+    outbox.drain_all([a_worker(services, sender)])
+
+    files = settings.database_path.parent.glob(f"{settings.database_path.name}*")
+    assert not any(token in file.read_bytes() for file in files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from dataclasses import replace
 from typing import Any
@@ -61,7 +62,8 @@ def test_each_mail_leaves_once_though_a_worker_is_killed_every_second(
             running.append(fork_drain(settings, "--follow", "--batch", "20"))
             kills += 1
     pause.set()
-    assert [end(process) for process in running] == [0] * workers
+    # The youngest may be told to stop before it listens to signals; it has claimed nothing then.
+    assert {end(process) for process in running} <= {0, -signal.SIGTERM}
 
     doubted = in_doubt(site)
     assert kills >= 2

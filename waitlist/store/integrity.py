@@ -7,9 +7,9 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy import and_, exists, func, or_, select
 
-from waitlist.model import ENDED_OUTBOX, OPEN_DELIVERY, DeliveryStatus, OutboxStatus, SubscriberStatus
+from waitlist.model import ENDED_OUTBOX, OPEN_DELIVERY, DeliveryStatus, OutboxStatus, RequestState, SubscriberStatus
 from waitlist.store.engine import Transaction
-from waitlist.store.schema import email_deliveries, email_outbox, subscribers
+from waitlist.store.schema import email_deliveries, email_outbox, signup_requests, subscribers
 
 _o = email_outbox.c
 _d = email_deliveries.c
@@ -46,6 +46,9 @@ _BROKEN: Final[dict[str, sa.Select[Any]]] = {
         _s.status == SubscriberStatus.PENDING,
         _s.confirmation_rotated_at.is_not(None),
         ~exists().where(_d.subscriber_id == _s.id, _d.token_hash == _s.confirmation_token_hash),
+    ),
+    "submission that was never decided": select(signup_requests.c.operation_id).where(
+        signup_requests.c.state == RequestState.PROCESSING
     ),
     "confirmed subscriber without the mail whose link was used": select(_s.id).where(
         _s.status == SubscriberStatus.CONFIRMED, _s.confirmed_delivery_id.is_(None)
