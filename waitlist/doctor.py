@@ -6,6 +6,7 @@ takes away again; it makes the folder.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 
 from limits.storage import storage_from_string
@@ -60,11 +61,8 @@ def check_data_key(services: Services) -> bool:
 def send_test_mail(services: Services, recipient: str) -> Outcome:
     """Hand one mail to the provider, past the outbox: to see that mail leaves. It holds no link."""
     mail = services.composer.test(recipient, delivery_id=(delivery_id := new_id()), now=services.clock())
-    sender = services.make_sender()
-    try:
+    with closing(services.make_sender()) as sender:
         return sender.send(mail, key=delivery_id, deadline_seconds=services.settings.lease_seconds / 2)
-    finally:
-        sender.close()
 
 
 def _settings(services: Services) -> Finding:
@@ -118,9 +116,6 @@ def _database(services: Services) -> Finding:
 
 
 def _mail(services: Services) -> Finding:
-    sender = services.make_sender()
-    try:
+    with closing(services.make_sender()) as sender:
         outcome = sender.check(deadline_seconds=services.settings.lease_seconds / 2)
-    finally:
-        sender.close()
     return Finding("mail", outcome.kind is OutcomeKind.ACCEPTED, f"{sender.provider}: {outcome.words}".strip())

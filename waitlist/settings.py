@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from email.utils import parseaddr
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -31,6 +32,7 @@ from pydantic import (
 
 from waitlist.addresses import canonical_address
 from waitlist.errors import InvalidAddress, SettingsError
+from waitlist.files import new_text_file
 from waitlist.model import DAY_SECONDS, ENCODED_WORD
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -342,17 +344,8 @@ def _key_file(path: Path) -> str:
     try:
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            with suppress(FileExistsError), new_text_file(path) as file:  # another process may be first
                 file.write(secrets.token_hex(32) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(draft, path)  # fails, unlike rename, where another process was first
-            except FileExistsError:
-                pass
-            finally:
-                draft.unlink()
         key = path.read_text().strip()
     except OSError as error:
         raise SettingsError(f"The key file {path} cannot be read or made: {error.strerror}") from error

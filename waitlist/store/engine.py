@@ -180,37 +180,28 @@ class Store:
         """Yields `wait(seconds, is_stopping)`: returns when something was committed since the last wait, when the
         time is over, or when `is_stopping()`. A commit between two waits is not missed.
         """
-        try:
+        with self._translated():
             connection = self.database.read_engine.connect()
-        except (DBAPIError, PoolTimeoutError) as error:
-            raise self.database.translate(error) from error
-        try:
-            has_changed = self.database.changes(connection)
+            try:
+                has_changed = self.database.changes(connection)
 
-            def wait(seconds: float, is_stopping: Callable[[], bool]) -> None:
-                deadline = time.monotonic() + seconds
-                while not is_stopping() and (left := deadline - time.monotonic()) > 0:
-                    if has_changed(min(POLL_SECONDS, left)):
-                        return
+                def wait(seconds: float, is_stopping: Callable[[], bool]) -> None:
+                    deadline = time.monotonic() + seconds
+                    while not is_stopping() and (left := deadline - time.monotonic()) > 0:
+                        if has_changed(min(POLL_SECONDS, left)):
+                            return
 
-            yield wait
-        except Exception as error:
-            if (translated := self.database.translate(error)) is error:
-                raise
-            raise translated from error
-        finally:
-            connection.invalidate()  # LISTEN must not go back to the pool
-            connection.close()
+                yield wait
+            finally:
+                connection.invalidate()  # LISTEN must not go back to the pool
+                connection.close()
 
     def version(self) -> str:
         """The database's own version, like "SQLite 3.53.4"."""
         if self.is_embedded:
             return f"SQLite {sqlite_module().sqlite_version}"
-        try:
-            with self.read() as tx:
-                return f"PostgreSQL {tx.execute(sa.text('SHOW server_version')).scalar_one()}"
-        except DBAPIError as error:
-            raise self.database.translate(error) from error
+        with self._translated(), self.read() as tx:
+            return f"PostgreSQL {tx.execute(sa.text('SHOW server_version')).scalar_one()}"
 
     def free_bytes(self) -> int | None:
         """Room left on the disk of the embedded database; None for a server, which looks after its own."""

@@ -20,10 +20,15 @@ _LOCK_ROWS = select(_o.id).where(_o.delivery_id.in_(_DELIVERIES)).order_by(_o.id
 _LOCK_DELIVERIES = _DELIVERIES.order_by(_d.sequence).with_for_update()
 _ERASE = sa.delete(subscribers).where(subscribers.c.id.in_(_ids))
 
-_FORGET = (
-    sa.update(signup_requests)
-    .where(_r.email_hmac == bindparam("of_email_hmac"))
-    .values(email_hmac=None, subscriber_id=None)
+_forget = sa.update(signup_requests).values(email_hmac=None, subscriber_id=None)
+_FORGET_ADDRESS = _forget.where(_r.email_hmac == bindparam("of_email_hmac"))
+# By list and address, both found on an index, not by subscriber alone: a row that was written while nobody stood there
+# (a trapped post) names none. No row of that kind outlives the person's own, since it is older than all of them.
+_own = signup_requests.alias("own")
+_FORGET_SUBSCRIBERS = _forget.where(
+    sa.tuple_(_r.list_id, _r.email_hmac).in_(
+        select(_own.c.list_id, _own.c.email_hmac).where(_own.c.subscriber_id.in_(_ids))
+    )
 )
 
 
@@ -36,4 +41,9 @@ def erase_subscribers(tx: Transaction, ids: Sequence[str]) -> None:
 
 def forget_address(tx: Transaction, email_hmac: str) -> None:
     """Clear from the ledger whom its rows were about; the rows stay, and so do their keys' promises."""
-    tx.execute(_FORGET, {"of_email_hmac": email_hmac})
+    tx.execute(_FORGET_ADDRESS, {"of_email_hmac": email_hmac})
+
+
+def forget_subscribers(tx: Transaction, ids: Sequence[str]) -> None:
+    """The same for these people and their lists alone: they may stay on others."""
+    tx.execute(_FORGET_SUBSCRIBERS, {"ids": ids})

@@ -5,7 +5,7 @@ Each takes the newest moment that may go (`before`, Unix seconds, inclusive) and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import sqlalchemy as sa
@@ -13,7 +13,7 @@ from sqlalchemy import bindparam, exists, func, select
 
 from waitlist.model import OPEN_DELIVERY, DeliveryStatus
 from waitlist.store.engine import Transaction
-from waitlist.store.erasure import erase_subscribers
+from waitlist.store.erasure import erase_subscribers, forget_subscribers
 from waitlist.store.schema import (
     delivery_events,
     email_deliveries,
@@ -88,18 +88,6 @@ _NEVER_CONFIRMED = (
     .limit(_most)
 )
 _LOCK_NEVER_CONFIRMED = _NEVER_CONFIRMED.with_for_update(skip_locked=True)
-# By list and address, both found on an index, not by subscriber alone: a row that was written while nobody stood there
-# (a trapped post) names none. No row of that kind outlives the person's own, since it is older than all of them.
-_own = signup_requests.alias("own")
-_FORGET = (
-    sa.update(signup_requests)
-    .where(
-        sa.tuple_(_r.list_id, _r.email_hmac).in_(
-            select(_own.c.list_id, _own.c.email_hmac).where(_own.c.subscriber_id.in_(bindparam("ids", expanding=True)))
-        )
-    )
-    .values(email_hmac=None, subscriber_id=None)
-)
 
 
 def release_keys(tx: Transaction, before: int, most: int) -> int:
@@ -129,14 +117,9 @@ def erase_never_confirmed(tx: Transaction, before: int, most: int) -> int:
     """
     ids = list(tx.execute(_LOCK_NEVER_CONFIRMED, {"before": before, "most": most, "now": tx.now}).scalars())
     if ids:
-        forget_in_ledger(tx, ids)
+        forget_subscribers(tx, ids)
         erase_subscribers(tx, ids)
     return len(ids)
-
-
-def forget_in_ledger(tx: Transaction, subscriber_ids: Sequence[str]) -> int:
-    """The ledger keeps what was decided, and no more for whom (contract 5). Returns how many rows forgot."""
-    return tx.execute(_FORGET, {"ids": list(subscriber_ids)}).rowcount
 
 
 _COUNTED: Final[dict[Callable[[Transaction, int, int], int], sa.Select[tuple[str]]]] = {
